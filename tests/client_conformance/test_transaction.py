@@ -47,8 +47,7 @@ def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], uni
 
 
 def test_an_open_transaction_ends_as_the_check_says(run: Callable[..., None], unique: str) -> None:
-    """The broker checks back until it gets an answer: the first check fails, the next is undecided, later ones decide.
-    """
+    """The broker checks back until it gets an answer: the first check fails, the next is undecided, a third decides."""
 
     async def work(client: AsyncClient, topic: str) -> None:
         asked: dict[bytes, list[str]] = {}

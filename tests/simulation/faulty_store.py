@@ -1,4 +1,7 @@
-"""A bucket that goes away, answers late, loses answers and tells another time; and what must never be done to it."""
+"""A bucket that becomes unreachable, answers late, loses answers and reports another time.
+
+It detects forbidden writes.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ URL = "sim:"
 
 
 class FaultyStore(MemoryStore):
-    """`calls` are made before each request: there another thread, or another process, may do something."""
+    """An object store with faults; `calls` run before each request and may act as another thread or process."""
 
     def __init__(self, clock: ManualClock, seed: int) -> None:
         super().__init__(clock)
         self.url = URL
         self.down = False
-        self.failing = 0.0  # share of the requests that fail, before or after their effect
-        self.expired = False  # the credentials, until they are renewed
-        self.conflicting = 0.0  # share of the conditional PUTs that are answered with 409
+        self.failing = 0.0  # Share of the requests that fail, before or after their effect.
+        self.expired = False  # Requests fail with credential errors until these are renewed.
+        self.conflicting = 0.0  # Share of the conditional PUTs that are answered with 409.
         self.before_call: Callable[[str, str], None] = lambda verb, key: None
         self.deleting: Callable[[str], None] = lambda key: None
         self._random = random.Random(seed)
@@ -36,7 +39,7 @@ class FaultyStore(MemoryStore):
             refusal.of_credentials = True
             raise refusal
         if ".probe-" in key:
-            return  # raced by threads: what it met would not follow from the seed
+            return  # If threads raced here, the faults would not follow from the seed.
         if not after:
             self.before_call(verb, key)
         if self.failing and self._random.random() < self.failing:
@@ -48,7 +51,7 @@ class FaultyStore(MemoryStore):
             self.deleting(key)
 
     def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
-        raced = ".probe-" in key  # by threads: what it met would not follow from the seed
+        raced = ".probe-" in key  # In threads the faults would not follow from the seed.
         if if_absent and self.conflicting and not raced and self._random.random() < self.conflicting:
             raise UnknownOutcome(f"put {key}: 409 ConditionalRequestConflict")
         return super().put(key, data, if_absent=if_absent, pace=pace)

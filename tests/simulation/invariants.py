@@ -1,20 +1,19 @@
-"""What holds after each start and at the end, whatever has happened.
+"""Invariants that hold after each start and at the end of every history.
 
-1. No message that was acknowledged as durable, has not expired and was not deleted is in neither tier.
-2. Both tiers have it byte for byte.
-3. No (topic, queue, offset) holds two messages, no CommitLog offset is given twice (`model.Model.put`).
-4. The archive tiles each queue: no overlap, and each hole is told of (`model.Bucket.check_tiles`); what an object has
-   is in no gap.
-5. A queue's minimum never moves back, but onto a message that an older copy brought back (`model.Model.tell_minimum`).
-6. Nothing is deleted before its time (`model.Bucket.may_delete`).
-7. A fenced writer changes nothing (`model.Bucket.follow`, `world.World._fork`).
-8. Entry 0 and each checkpoint lead to the same catalog.
-9. Eviction takes only what is archived or has expired (`model.Model.evicted`).
-10. Who stands anywhere in the journal, a superseded process or a reader, knows what its entries said so far
-    (`check_position`), however much of it has been deleted since; at the end a stranger's `verify` finds nothing.
-11. A name is forgotten when nothing is left that has one of its offsets (`model.Bucket._forget`, `model.Model.forget`).
-12. What a certificate says was erased neither tier returns from then on, by whatever is asked for (`check_erased`,
-    `model.Model.saw`); and a reader of the local log is led over nothing else.
+1. Every message that was acknowledged as durable, has not expired and was not deleted is in at least one tier. 2. Both
+tiers have it byte for byte. 3. No (topic, queue, offset) holds two messages, no CommitLog offset is assigned twice
+(`model.Model.put`). 4. The archive tiles each queue: no overlap, and each hole is recorded as a gap
+(`model.Bucket.check_tiles`); no offset
+   is both in an object and in a gap.
+5. A queue's minimum never decreases, except to a message restored from an older copy (`model.Model.tell_minimum`). 6.
+Nothing is deleted before its time (`model.Bucket.may_delete`). 7. A fenced writer changes nothing
+(`model.Bucket.follow`, `world.World._fork`). 8. Entry 0 and each checkpoint lead to the same catalog. 9. Eviction
+removes only archived or expired messages (`model.Model.evicted`). 10. A superseded process or a reader at any position
+of the journal has applied all entries below that position
+    (`check_position`), even if they were deleted since; at the end an independent `verify` finds nothing.
+11. A name is forgotten once no remaining data has one of its offsets (`model.Bucket._forget`, `model.Model.forget`).
+12. Neither tier returns messages that a certificate names as erased, for any request (`check_erased`,
+    `model.Model.saw`); a reader of the local log skips no other messages.
 13. No start executes a change of the metadata log that a foreign master wrote.
 """
 
@@ -44,13 +43,13 @@ if TYPE_CHECKING:
 
 
 def check(world: World) -> None:
-    """Everything that is live can be read, and nothing else."""
+    """Check that exactly the live messages can be read."""
     foreign.check_tables(world.process.broker)
     model, bucket = world.model, world.bucket
     hot = {place: _read_hot(world, *place) for place in queues_of(world.process.store)}
     for place, held in model.live.items():
         exists = world.process.broker.topics.select(place[0]) is not None
-        # of a deletion that may have been recorded a restore knows, and nobody else
+        # Only a restore considers a deletion that may have been recorded.
         sure = {offset: message for offset, message in held.items() if offset >= model.uncertain.get(place, 0)}
         assert exists or not sure or place[0] in world.missing, f"topic {place[0]} is gone"
         for offset, message in (held if exists else sure).items():
@@ -66,10 +65,10 @@ def check(world: World) -> None:
 
 
 def check_erased(world: World) -> None:
-    """No read of the local log returns it: by its place, by its key, by its offset."""
+    """Check that no read of the local log returns an erased message: by physical offset, by key or by queue offset."""
     store, given, by_number = world.process.store, world.model.given, world.model.by_number
     for place in world.model.certified:
-        is_gone = place[2] < store.min_offset(*place[:2])  # a queue's file may still have its entry
+        is_gone = place[2] < store.min_offset(*place[:2])  # A queue's file may still have its entry.
         assert is_gone or store.entry(*place) is None, f"{place} was erased, and its entry is returned"
         message = by_number[given[place]]
         raw = store.shown_record_at(message.physical)
@@ -84,7 +83,7 @@ def check_erased(world: World) -> None:
 
 
 def _check_covered(world: World) -> None:
-    """A complete certificate covers all messages with the key, also those of deleted topics that no round took."""
+    """Check that a complete certificate covers all messages with the key, also unarchived ones of deleted topics."""
     store, model = world.process.store, world.model
     covered = [model.by_number[number] for number in sorted(model.unreadable)]
     for message in covered:
@@ -131,7 +130,7 @@ def _check_cold(world: World, message: Message) -> None:
 
 
 def _check_catalogs(world: World) -> None:
-    """Also the one that the broker has, where it knows all of the journal."""
+    """Compare the catalogs, including the broker's own if it has read the whole journal."""
     entries, objects = world.bucket.entries, world.bucket_store.objects
     whole = Catalog()
     for seq, entry in enumerate(entries):
@@ -154,7 +153,8 @@ def _check_catalogs(world: World) -> None:
             head = decode_checkpoint(objects[key][0], BROKER, entry.through_seq)
             assert isinstance(head, CheckpointHead)
             if not all(pack_key("", BROKER, *name) in objects for name in head.sizes()):
-                # what is dropped goes pack by pack before its head: who misses one takes the head before
+                # A dropped checkpoint is deleted pack by pack before its head; a reader that misses a pack uses the
+                # previous checkpoint.
                 newer = sum(seq > entry.through_seq for seq in heads)
                 assert newer >= CHECKPOINTS_KEPT, f"{key} lacks packs, and is one of the newest"
                 continue
@@ -168,7 +168,7 @@ def _check_catalogs(world: World) -> None:
 
 
 def check_position(world: World, catalog: Catalog) -> None:
-    """It is what the entries below its position add up to."""
+    """Check that the state equals the sum of the entries below its position."""
     entries = world.bucket.entries
     assert catalog.next_seq <= len(entries), f"entry {catalog.next_seq - 1} was never appended"
     then = Catalog()
@@ -179,7 +179,7 @@ def check_position(world: World, catalog: Catalog) -> None:
 
 
 def check_as_a_stranger(world: World) -> None:
-    """What the bucket shows to who knows nothing else of it."""
+    """Check the view of a reader that knows only the bucket."""
     source = world.quiet_store()
     catalog = read_catalog(source, BROKER)
     assert catalog.next_seq == len(world.bucket.entries), "a reader finds another end of the journal"

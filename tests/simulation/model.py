@@ -1,8 +1,8 @@
-"""What must be true, told apart from how the broker does it: messages, and the bucket's journal read entry by entry.
+"""The expected state, derived independently of the broker: messages, and the journal interpreted entry by entry.
 
-A message is *live* until something took it rightly: its topic was deleted, its time has passed, or it was lost where
-that may be (an unflushed tail; a disk that an operator replaced). `given` never forgets an offset that anything outside
-the local log may know.
+A message is *live* until it is legitimately gone: its topic was deleted, its time has passed, or it was lost where that
+is allowed (an unflushed tail; a disk that an operator replaced). `given` keeps all offsets that may be known outside
+the local log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from neve.record.codec import decode_record
 from tests.doubles.memory_store import MemoryStore
 
 Place = tuple[str, int]  # topic, queue
-#: Of gaps, why: what an expired object had beside something that was erased.
+#: The reason of a gap: an expired object had other messages beside erased ones.
 WITH_ERASED = "had expired, and was in an object with what was erased"
 
 
@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same offsets in as few spans as can be, in order: a restore leaves gaps of ten million."""
+    """Return the same offsets in the fewest ordered spans: a restore leaves gaps of ten million."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
@@ -75,24 +75,25 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @dataclass
 class Bucket:
-    """What the journal's entries say, by an interpreter of its own."""
+    """The content of the journal's entries, by an independent interpreter."""
 
     entries: list[AnyEntry] = field(default_factory=list)
     spans: dict[Place, list[Span]] = field(default_factory=dict)
     gaps: dict[Place, list[Span]] = field(default_factory=dict)
     minimums: dict[Place, int] = field(default_factory=dict)
-    expired: dict[Place, int] = field(default_factory=dict)  # minimums out of EXPIRE entries alone
+    expired: dict[Place, int] = field(default_factory=dict)  # Minimums from EXPIRE entries only.
     named: dict[Place, int] = field(default_factory=dict)
     open: dict[str, PlannedObject] = field(default_factory=dict)
-    rewrites: dict[int, dict[str, PlannedObject]] = field(default_factory=dict)  # compaction -> what it may write
+    # The compaction and the offsets it may write.
+    rewrites: dict[int, dict[str, PlannedObject]] = field(default_factory=dict)
     live: dict[str, CommittedObject] = field(default_factory=dict)
     expiring: dict[str, int] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     ever: dict[str, CommittedObject] = field(default_factory=dict)
     tombstones: set[str] = field(default_factory=set)
-    erased: set[tuple[str, int, int]] = field(default_factory=set)  # topic, queue, offset that an ERASE took
+    erased: set[tuple[str, int, int]] = field(default_factory=set)  # Topic, queue and offset that an ERASE removed.
     epoch: int = 0
-    forgotten: Callable[[str], None] = field(default=lambda topic: None)  # called when a FORGET is met
+    forgotten: Callable[[str], None] = field(default=lambda topic: None)  # Called at a FORGET.
 
     def follow(self, store: MemoryStore, broker: str) -> None:
         while (held := store.objects.get(keys.journal_key("", broker, len(self.entries)))) is not None:
@@ -101,7 +102,7 @@ class Bucket:
             self._read(entry)
 
     def knows(self, topic: str) -> bool:
-        """Whether entries speak of it."""
+        """Return whether entries mention the topic."""
         return topic in self.tombstones or any(place[0] == topic for place in self.named)
 
     def _read(self, entry: AnyEntry) -> None:
@@ -161,7 +162,7 @@ class Bucket:
                 self._forget(topic)
 
     def _forget(self, topic: str) -> None:
-        """A topic of that name that comes again begins at 0: so nothing of the former may be there, or come."""
+        """Apply a FORGET; a topic created again begins at 0, so no data of the former one may exist or appear."""
         assert topic in self.tombstones, f"{topic} is forgotten and was not deleted"
         held: list[CommittedObject | PlannedObject] = [*self.live.values(), *self.open.values()]
         held += [self.ever[key] for key in self.expiring]
@@ -187,7 +188,7 @@ class Bucket:
         self._hold(name)
 
     def _replace(self, entry: Replace) -> None:
-        old = [self.live.pop(key) for key in entry.old]  # each is live, or this fails
+        old = [self.live.pop(key) for key in entry.old]  # Each is live, otherwise this fails.
         self.expiring |= dict.fromkeys(entry.old, entry.delete_after_ms)
         (number,) = [number for number, names in self.rewrites.items() if set(names) == {one.key for one in entry.new}]
         del self.rewrites[number]
@@ -204,7 +205,7 @@ class Bucket:
         assert kept <= _places(old)
 
     def _erase(self, entry: Erase) -> None:
-        """As a replacement, but for its rows; of an object that is out of view nothing comes in its place."""
+        """Apply an ERASE like a replacement without its rows; an object that is out of view has no successor."""
         old, viewed = [self.ever[key] for key in entry.old], [key for key in entry.old if key in self.live]
         erased = {(topic, queue, at) for topic, queue, first, last in entry.rows for at in range(first, last + 1)}
         kept, lost = _places(entry.new), _places(self.live[key] for key in viewed)
@@ -234,8 +235,8 @@ class Bucket:
         self.erased |= erased - _places(self.live.values())
 
     def _cut_expired(self, place: Place, gap: Span) -> None:
-        """What an object out of view has, and was erased, or had expired beside that, does not come back: it is nowhere
-        from here on."""
+        """Mark offsets of an expired object that were erased, or had expired beside erased ones, as nowhere from here
+        on."""
         left = []
         for span in self.spans.get(place, []):
             if span.what in self.live or span.last < gap.first or gap.last < span.first:
@@ -267,11 +268,11 @@ class Bucket:
         self.named[topic, queue] = max(self.named.get((topic, queue), -1), last)
 
     def archived(self) -> set[tuple[str, int, int]]:
-        """All that ever was in an object."""
+        """Return all offsets that were ever in an object."""
         return _places(self.ever.values())
 
     def check_tiles(self) -> None:
-        """Of each queue: nothing twice, and no hole that nothing speaks of."""
+        """Check that no queue has an offset twice, or a hole without a gap."""
         for place, spans in self.spans.items():
             settled = 0
             topic, queue = place
@@ -279,7 +280,7 @@ class Bucket:
             pending = [Span(*name.queues[queue], name.key) for name in coming]
             known = sorted([*spans, *self.gaps.get(place, []), *pending])
             if not known:
-                continue  # all of it had expired, and was left out where its object was made one with others
+                continue  # All of its messages had expired, and were left out when the object was compacted.
             expected = known[0].first
             for span in sorted(spans):
                 assert span.first >= settled, f"{place}: {span} overlaps what ends at {settled - 1}"
@@ -290,7 +291,7 @@ class Bucket:
                 expected = max(expected, span.last + 1)
 
     def lowest(self, place: Place) -> int:
-        """Below it nobody will ask for an offset: it is hidden, and nothing below can come back."""
+        """Return the offset below which no offset is requested again: lower ones are hidden and cannot come back."""
         topic, queue = place
         held = [name for name in self.live.values() if name.topic == topic]
         held += [self.ever[key] for key in self.expiring if self.ever[key].topic == topic]
@@ -298,7 +299,8 @@ class Bucket:
         return min([self.minimums.get(place, 0), *begins])
 
     def nowhere(self, place: Place) -> list[tuple[int, int]]:
-        """What gaps speak of and no object, whether before or after, has or had: a message that exists beats a gap."""
+        """Return the offsets in gaps that no object has or had, before or after the gap: an existing message beats a
+        gap."""
         left = []
         for start, last in joined((gap.first, gap.last) for gap in self.gaps.get(place, [])):
             first = start
@@ -310,12 +312,12 @@ class Bucket:
         return [(first, last) for first, last in left if first <= last]
 
     def came_back(self, place: Place, offset: int) -> bool:
-        """A gap speaks of it, and an object has it: an older copy of the disk had the message."""
+        """Return whether an object has an offset of a gap: an older copy of the disk had the message."""
         told, held = self.gaps.get(place, []), self.spans.get(place, [])
         return all(any(span.first <= offset <= span.last for span in spans) for spans in (told, held))
 
     def may_delete(self, key: str, now_ms: int) -> None:
-        """Raises where an object must stay: by the earlier of the clocks it is not past its grace, or someone's."""
+        """Raise if an object must be kept: by the earlier clock its grace period is not over, or it is in use."""
         if keys.parse_data_key(key) is None:
             return
         assert key not in self.open, f"{key} is deleted while an open intent names it"
@@ -326,7 +328,7 @@ class Bucket:
 
 
 def _places(names: Iterable[CommittedObject]) -> set[tuple[str, int, int]]:
-    """Topic, queue and offset of each row."""
+    """Return topic, queue and offset of each row."""
     return {
         (name.topic, queue, offset)
         for name in names
@@ -338,13 +340,13 @@ def _places(names: Iterable[CommittedObject]) -> set[tuple[str, int, int]]:
 class Model:
     def __init__(self) -> None:
         self.live: dict[Place, dict[int, Message]] = {}
-        self.given: dict[tuple[str, int, int], int] = {}  # topic, queue, offset -> number
+        self.given: dict[tuple[str, int, int], int] = {}  # (topic, queue, offset) -> number
         self.by_number: dict[int, Message] = {}
         self.told: dict[Place, int] = {}
-        self.certified: set[tuple[str, int, int]] = set()  # topic, queue, offset that a certificate named
-        self.unreadable: set[int] = set()  # numbers of messages that a complete certificate covers, archived or not
+        self.certified: set[tuple[str, int, int]] = set()  # Topic, queue and offset that a certificate named.
+        self.unreadable: set[int] = set()  # Numbers of messages that a complete certificate covers, archived or not.
         self.deleted_at: dict[str, int] = {}  # topic -> number of the newest message at its last deletion
-        self.uncertain: dict[Place, int] = {}  # a deletion that did not end: below this, nothing is promised
+        self.uncertain: dict[Place, int] = {}  # An incomplete deletion: no message below this is promised.
         self.log_end = 0
         self.promised_end = 0
         self.number = 0
@@ -366,7 +368,7 @@ class Model:
         return max((m.number for m in self.by_number.values() if m.topic == topic), default=0)
 
     def saw(self, topic: str, queue: int, offset: int, record: bytes) -> None:
-        """Either tier gave this record."""
+        """Record that a tier returned this record."""
         number = self.given.get((topic, queue, offset))
         assert number is not None, f"{topic}/{queue}/{offset} holds what nobody was told of"
         message = self.by_number[number]
@@ -378,7 +380,7 @@ class Model:
         assert number > self.deleted_at.get(topic, 0), f"{topic}/{queue}/{offset}: deleted message {number} is back"
 
     def lose(self, end: int, bucket: Bucket, *, keep_names: bool) -> list[Message]:
-        """The local log reaches only to `end` now; with `keep_names` nobody may give the lost offsets again."""
+        """Record that the local log ends at `end` now; with `keep_names` the lost offsets must not be reused."""
         archived = bucket.archived()
         lost = []
         for (topic, queue), held in self.live.items():
@@ -394,14 +396,14 @@ class Model:
         return lost
 
     def erase(self, erased: Iterable[tuple[str, int, int]], key: bytes) -> None:
-        """By entries; certified or not, nothing is promised of it any more."""
+        """Record erased messages, certified or not: they are no longer promised."""
         for topic, queue, offset in erased:
             message = self.live.get((topic, queue), {}).pop(offset, None)
             assert message is None or key in message.record, f"{topic}/{queue}/{offset} had not the key"
 
     def with_key(self, topic: str, key: str) -> set[int]:
-        """Numbers of all messages of a topic that have a key, also of deleted ones."""
-        word = key.encode()  # no other property of this traffic has it
+        """Return the numbers of all messages of a topic that have a key, including deleted ones."""
+        word = key.encode()  # No other property of this traffic contains it.
         of_topic = (message for message in self.by_number.values() if message.topic == topic)
         return {message.number for message in of_topic if word in message.properties}
 
@@ -409,7 +411,7 @@ class Model:
         self.certified |= set(told)
 
     def evicted(self, below: int, bucket: Bucket, expired: Callable[[Message], bool]) -> None:
-        """The local log begins there now: what it had below is archived, or its time had passed."""
+        """Record that the local log begins there now: messages below must be archived or expired."""
         archived = bucket.archived()
         for place, held in self.live.items():
             for offset, message in list(held.items()):
@@ -432,7 +434,8 @@ class Model:
                 self.told[topic, queue] = max(self.told.get((topic, queue), 0), end)
 
     def forget(self, topic: str, is_in_log: Callable[[Message], bool]) -> None:
-        """From here on offsets of its former lives may be given again; it may have come again meanwhile, above them."""
+        """Record that offsets of the topic's former lives may be assigned again; a recreated topic may exist above
+        them."""
         last = self.deleted_at.get(topic, 0)
         for place in [place for place in self.live if place[0] == topic]:
             sure = [m for m in self.live[place].values() if m.offset >= self.uncertain.get(place, 0)]
@@ -451,7 +454,7 @@ class Model:
             self.uncertain[topic, queue] = max(end, self.uncertain.get((topic, queue), 0))
 
     def forget_all_but(self, known: set[Place]) -> None:
-        """What other queues gave may be given again."""
+        """Record that offsets of other queues may be assigned again."""
         self.given = {place: number for place, number in self.given.items() if place[:2] in known}
         self.told = {place: minimum for place, minimum in self.told.items() if place in known}
         self.certified = {place for place in self.certified if place[:2] in known}
@@ -465,7 +468,7 @@ class Model:
         self.record_minimum(place, minimum, expired)
 
     def record_minimum(self, place: Place, minimum: int, expired: Callable[[Message], bool]) -> None:
-        """What lies below may be out of sight from now on, or later: an EXPIRE stands, whatever the TTL becomes."""
+        """Record that lower messages may be hidden now or later: an EXPIRE was written, whatever the TTL becomes."""
         held = self.live.get(place, {})
         for offset in [offset for offset in held if offset < minimum]:
             message = held.pop(offset)

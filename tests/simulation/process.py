@@ -1,8 +1,8 @@
-"""One broker process without its sockets and tasks: the broker's own start, jobs and topic deletion, run in line.
+"""One broker process without its sockets and tasks: the broker's own start, jobs and topic deletion, run synchronously.
 
-What the broker hands to threads runs where it stands, and so does what threads ask of the loop: a coroutine of the
-start ends in one go. It is made by the constructors that `broker.command` uses, and started by the same steps, as far
-as the archive.
+Work for threads runs in the caller, and so do calls from threads to the loop: a coroutine of the start completes
+without suspension. The process is created by the constructors that `broker.command` uses, and started by the same
+steps, as far as the archive needs them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _small_store = functools.partial(
 
 
 class Killed(BaseException):
-    """The process is gone, at this very line."""
+    """The process is killed at this line."""
 
 
 def drive(coroutine: Awaitable[T]) -> T:
-    """Run a coroutine that has nothing to wait for."""
+    """Run a coroutine that never suspends."""
     assert isinstance(coroutine, Coroutine)
     try:
         coroutine.send(None)
@@ -53,7 +53,7 @@ def drive(coroutine: Awaitable[T]) -> T:
 
 
 class InLine:
-    """There is one thread only, which is the loop's, too."""
+    """An executor with one thread only, which is the loop's as well."""
 
     def lock(self) -> Lock:
         return threading.Lock()
@@ -72,7 +72,7 @@ class InLine:
 
 
 class _InLine:
-    """Asks the loop where there is one thread only."""
+    """Calls the loop where there is one thread only."""
 
     def call(self, work: Callable[[], T]) -> T:
         return work()
@@ -88,7 +88,7 @@ async def _at_once(work: Callable[[], T], seconds: float) -> T:
 def outside(
     make_worker: Callable[[], AnyWorker], open_store: Callable[[], FaultyStore], is_crowded: Callable[[], bool]
 ) -> Outside:
-    """What the archive has of the machine: the caller's thread, and the simulated store."""
+    """Return the archive's environment: the caller's thread, and the simulated store."""
     return Outside(
         threads=InLine(),
         bounded=_at_once,
@@ -100,7 +100,7 @@ def outside(
 
 
 class Process:
-    """Not started yet; `start` may raise StartupError or die."""
+    """A process that is not started yet; `start` may raise StartupError or die."""
 
     def __init__(
         self, disk: SimDisk, clock: ManualClock, config: BrokerConfig, outside: Outside, *, restore: bool = False
@@ -112,7 +112,7 @@ class Process:
         self.store = self.broker.store
 
     def start(self, loaded: Callable[[], None]) -> None:
-        """`loaded` is called between the log's recovery and the archive's attachment."""
+        """Start the process; `loaded` is called between the log's recovery and the archive's attachment."""
         undo: list[Callable[[], Awaitable[object]]] = []
         try:
             for step in self.broker.starting:
@@ -151,7 +151,7 @@ class Process:
         drive(self.broker.topic_deletion.delete(topic))
 
     def stop(self) -> None:
-        """As `BrokerController.shutdown`, without what it has to do with clients."""
+        """Stop like `BrokerController.shutdown`, without the parts that concern clients."""
         drive(self.archive.shutdown())
         if self.store.failed is None:
             for table in (self.broker.topics, self.broker.groups, self.broker.offsets):
@@ -165,7 +165,7 @@ class Process:
 
 
 class _Pins:
-    """What waits is told by the story."""
+    """Pending messages, controlled by the history."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -180,16 +180,16 @@ class _Pins:
         return False
 
     async def save(self) -> None:
-        """What pins is on the disk."""
+        """Do nothing: the pins are on the disk."""
 
     def counts(self) -> dict[str, int]:
         return {"timers": 0, "delayed": 0, "half_messages": 0}
 
 
 def _is_free(*_: object) -> None:
-    """Each machine of the simulation has its own ports."""
+    """Return True: each machine of the simulation has its own ports."""
 
 
 def queues_of(store: MessageStore) -> Sequence[tuple[str, int]]:
-    """Those that clients know of."""
+    """Return the queues that clients know."""
     return [(topic, queue) for topic, queues in store.queues().items() for queue in queues if topic != METADATA_LOG]

@@ -1,7 +1,7 @@
-"""`python -m tests.simulation.run 5000`, `… 100-200 --world messaging --jobs 2`: many seeds of each world.
+"""`python -m tests.simulation.run 5000`, `… 100-200 --world messaging --jobs 2`: run many seeds of each world.
 
-Says which broke a promise, and exits with 1 then. With `--summary` it keeps what is done in a file after each few
-seeds, and a further call with the same file goes on there: seeds, steps by kind, what is broken.
+It prints the seeds that broke a promise, and then exits with 1. With `--summary` it saves its state in a file after
+every few seeds, and a further call with the same file resumes there: seeds, steps by kind, broken promises.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TELL_EVERY = 500
 
 @dataclass
 class Summary:
-    """Of one world."""
+    """The summary of one world."""
 
-    done: list[tuple[int, int]] = field(default_factory=list)  # ranges of seeds, the second is not among them
+    done: list[tuple[int, int]] = field(default_factory=list)  # Ranges of seeds; the second number is exclusive.
     steps: Counter[str] = field(default_factory=Counter)
     broken: dict[int, str] = field(default_factory=dict)
 
@@ -59,13 +59,13 @@ class Summary:
 
 
 def tell(world: str, first: int, end: int) -> tuple[dict[str, int], dict[int, str]]:
-    """The histories of some seeds, in a process of its own or not."""
+    """Run the histories of some seeds, optionally in another process."""
     steps: Counter[str] = Counter()
     broken: dict[int, str] = {}
     for seed in range(first, end):
         history: StorageWorld | MessagingWorld | ReplicasWorld
         if world == STORAGE:
-            history = StorageWorld(seed, real_worker=seed % 20 == 19)  # every so many with the real encoder
+            history = StorageWorld(seed, real_worker=seed % 20 == 19)  # Some of them with the real encoder.
         else:
             history = MessagingWorld(seed) if world == MESSAGING else ReplicasWorld(seed)
         try:
@@ -153,7 +153,7 @@ def _read(path: Path | None) -> dict[str, Summary]:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set of names is part of a history
+    if os.environ.get("PYTHONHASHSEED") != "0":  # The order of a set of names is part of a history.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]])
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""A rule of the journal's shortening, of forgetting, or of erasing is broken here, alone, and seeds find it.
+"""One rule of journal truncation, forgetting or erasure is broken here at a time, and some seeds find it.
 
-The worlds below meet these interleavings more often than the whole one. The same seeds with the right rules break
-nothing: that is told first.
+The worlds below meet these interleavings more often than the full one. The first test checks that the same seeds with
+the correct rules break nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ STEPS = 40
 
 
 class Sleepers(World):
-    """Processes that are superseded, and wake when the journal has become shorter."""
+    """A world of superseded processes that wake after the journal was truncated."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {self._puts: 10, self._offload: 4, self._fork: 6}
 
 
 class Buried(World):
-    """One topic is deleted, comes again and is forgotten, at times while the names of a round are open."""
+    """A world in which a topic is deleted, recreated and forgotten, at times while the names of a round are open."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {
@@ -56,20 +56,20 @@ class Buried(World):
         failpoint.arm("offload.after_intent", "error", 1)
 
     def _evict_all(self) -> None:
-        """Without a round: that would end what is open."""
+        """Evict without a round, which would close open names."""
         self._roll()
         self._retention()
 
 
 class Erasers(World):
-    """An operator erases, in a log that keeps what it has."""
+    """A world in which an operator erases messages from a log that keeps its segments."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {self._puts: 10, self._offload: 2, self._erase: 6, self._arm: 2, self._power_off: 4, self._ttl: 1}
 
 
 class ErasersOfDeleted(World):
-    """An operator erases from a topic that is deleted and comes again, at times while its queues can't be read."""
+    """A world of erasures from a topic that is deleted and recreated, at times with unreadable queue files."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {
@@ -83,7 +83,7 @@ class ErasersOfDeleted(World):
 
 
 class FailingHides(World):
-    """Messages are archived before a start, so that an erasure looks up their queues when it hides them."""
+    """A world in which messages are archived before a start, so that an erasure must look up their queues to hide."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {self._puts: 3, self._offload_all: 4, self._erase: 6, self._power_off: 4}
@@ -104,7 +104,7 @@ def test_with_the_right_rules_they_break_nothing(world: type[World]) -> None:
 
 
 class Followers(World):
-    """Foreign masters write into the log."""
+    """A world in which foreign masters write into the log."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {self._puts: 5, self._foreign: 3, self._offload: 1, self._power_off: 1}
@@ -117,7 +117,7 @@ def test_executed_foreign_changes_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_put_without_a_look_at_the_entry_before_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that slept takes what it has put where an entry was deleted for the journal's next."""
+    """A process that slept takes an entry for its own that it wrote where the journal's next entry had been deleted."""
     monkeypatch.setattr(JournalTail, "_check_before", lambda tail, seq: None)
     assert first_found(Sleepers, SEEDS) is not None
 
@@ -137,7 +137,7 @@ def test_an_erasure_that_leaves_the_local_log_as_it_is_is_found(monkeypatch: pyt
 
 
 def test_what_is_hidden_in_memory_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start that can't reach the store knows it no more, where the journal's own copy has no word of it either."""
+    """A start without the store has lost the information, which the journal's local copy does not contain either."""
 
     def forget(queues: QueueTable) -> None:
         queues._state.erased = {}
@@ -162,7 +162,7 @@ def test_a_record_of_a_deleted_topic_that_is_returned_is_found(monkeypatch: pyte
 
 
 def test_a_certificate_that_ignores_a_failure_to_hide_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It neither looks at the queues again, nor does the job try again."""
+    """The erasure does not look at the queues again, and the job does not retry."""
     hide = HotErasure.hide
 
     def hidden(job: HotErasure, more: Iterable[Row] = ()) -> int:

@@ -1,4 +1,4 @@
-"""Dozens of histories of the whole storage side; `make simulate` tells thousands."""
+"""Dozens of histories of the whole storage side; `make simulate` runs thousands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_seed_is_one_history() -> None:
 
 
 def test_a_violation_names_the_seed_and_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken promise is found: here each message of one topic is said to be another."""
+    """The injected defect moves the end of each message."""
     monkeypatch.setattr(
         Message, "end", property(lambda message: message.physical + len(message.record) + 1_000_000), raising=True
     )

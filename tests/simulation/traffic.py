@@ -1,4 +1,4 @@
-"""What clients send: several topics and queues, all sizes, properties that no client of ours would write."""
+"""Client traffic: several topics and queues, all sizes, and properties that no client of ours would write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neve.errors import BrokerError
 from neve.record.codec import decode_record
 from tests.simulation.model import Message
 
-#: By which messages are erased now and then.
+#: The keys of messages that are erased occasionally.
 ERASED_KEY = "who"
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def put(world: World, topic: str, queue: int) -> None:
-    """A message of an odd shape or a plain one; the topic is made where it is not there."""
+    """Store an unusual or an ordinary message; create the topic if it does not exist."""
     process, model = world.process, world.model
     if process.broker.topics.select(topic) is None:
         try:

@@ -1,4 +1,4 @@
-"""The tier worker in the process of the simulation: the real encoder and decoder, or a quick one for most seeds."""
+"""The tier worker in the simulation's process: the real encoder and decoder, or a quick one for most seeds."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tiered.write.merge import Merge
 from tiered.write.segment_writer import GroupSizes
 from tiered.write.uploader import ContentConflict, EncodeFailed, Outcome
 
-Choose = Callable[[int], list[int]]  # of so many that are under way, which end next
+Choose = Callable[[int], list[int]]  # Choose the uploads in flight that end next.
 Row = tuple[int, int, bytes]  # queue, offset, record
 GROUP_SIZES = GroupSizes(most=2000, at_queue_change=500)
 
 
 class InProcessWorker(WorkerClient):
-    """The worker's own code without its process: Parquet, adoption of what stands there, page checksums."""
+    """The worker's own code without its process: Parquet, adoption of existing objects, page checksums."""
 
     def __init__(self, disk: SimDisk, store: FaultyStore, choose: Choose = in_order) -> None:
         super().__init__(work_dir="/dev/shm")
@@ -56,7 +56,7 @@ class InProcessWorker(WorkerClient):
         assert bytes_per_second == 0
 
     def uploads(self, store_url: str, metadata: Mapping[str, str]) -> Pipeline:
-        """Of what is under way some ends, when that is waited for."""
+        """Complete some uploads in flight when they are awaited."""
         pipeline: Pipeline
         waiting: list[tuple[Future[Any], frames.EncodeUpload, int]] = []
 
@@ -127,7 +127,7 @@ class InProcessWorker(WorkerClient):
 
 
 class _Group:
-    """What a search asks of a decoded row group."""
+    """The parts of a decoded row group that a search needs."""
 
     def __init__(self, records: list[bytes]) -> None:
         self.wire = memoryview(b"".join(records))
@@ -135,7 +135,7 @@ class _Group:
 
 
 class QuickWorker:
-    """As the real one, but an object is a list of rows. It takes and gives the same, and fails the same ways."""
+    """A worker whose objects are lists of rows, with the same interface and the same failures as the real one."""
 
     upload_waited = starved = 0.0
 
@@ -188,7 +188,7 @@ class QuickWorker:
         return msgspec.msgpack.decode(self._store.get(name.key), type=list[Row])
 
     def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> frames.MayHold:
-        """An object has no filters, and is looked for where they would be read."""
+        """Return True: an object has no filters; it is requested where they would be read."""
         try:
             self._store.head(name.key)
         except ObjectStoreError as error:
@@ -210,16 +210,16 @@ class QuickWorker:
         assert bytes_per_second == 0
 
     def give_up_compaction(self) -> None:
-        """None is under way: jobs run one behind another."""
+        """Do nothing: no compaction is in progress, because jobs run sequentially."""
 
     def forget(self, store_url: str, names: Sequence[CommittedObject]) -> None:
-        """It keeps nothing of what it reads."""
+        """Do nothing: it caches nothing."""
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
         return 0
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process to end."""
 
 
 def _nothing_hangs() -> None:
@@ -230,7 +230,7 @@ AnyWorker = InProcessWorker | QuickWorker
 
 
 def is_taken_over(merge: Merge, row: Row) -> bool:
-    """By the object that is made."""
+    """Return whether the new object contains the row."""
     queue, offset, _ = row
     spans = merge.erased.get(queue, ())
     return offset >= merge.below.get(queue, 0) and not any(first <= offset <= last for first, last in spans)

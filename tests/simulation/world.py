@@ -1,4 +1,4 @@
-"""One seed is one history of a broker, its disk, its bucket and what befalls them; `run` tells it to the end."""
+"""One seed is one history of a broker, its disk, its bucket and their faults; `run` plays it to the end."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Violation(AssertionError):
 
 @dataclasses.dataclass
 class Backup:
-    """A copy of the data directory that somebody may start."""
+    """A copy of the data directory that an operator may start."""
 
     disk: SimDisk
     log_uuid: str
@@ -85,20 +85,20 @@ class World:
         self.disk = SimDisk(seed=seed)
         self.config = self._make_config()
         self.model, self.bucket = Model(), Bucket(forgotten=self._forgotten)
-        self.reader: Catalog | None = None  # somebody's who reads on from where it stands, now and then
+        self.reader: Catalog | None = None  # A reader that resumes at its position from time to time.
         self.history: list[str] = []
         self.counts: Counter[str] = Counter()
         self.backups: list[Backup] = []
         self.deletions = 0
-        self.ended: set[str] = set()  # topics of which the process knew last where they were deleted
+        self.ended: set[str] = set()  # The topics that the process knew when they were deleted.
         self.log_begin = 0
-        # Topics whose deletion did not end: what they would end at, and whether the archive had named any of it.
+        # Topics with an incomplete deletion: their end offsets, and whether the archive had named any of them.
         self.unended: dict[str, tuple[dict[int, int], bool]] = {}
-        self.missing: set[str] = set()  # topics that an older copy did not have yet
-        self.fork_in = -1  # requests until another process takes over, in the middle of a job
-        self.alone = False  # the process that runs has no clients: it is superseded
-        self.unreadable = ""  # the topic whose queues' files can't be read
-        self.busy = False  # a job runs: others may act between its requests
+        self.missing: set[str] = set()  # Topics that an older copy did not have yet.
+        self.fork_in = -1  # Requests until another process takes over in the middle of a job.
+        self.alone = False  # The running process has no clients because it is superseded.
+        self.unreadable = ""  # The topic whose queue files cannot be read.
+        self.busy = False  # A job runs: others may act between its requests.
         self.decoded: dict[str, tuple[bytes, list[Row]]] = {}
         self.crowded = False
         self.process: Process
@@ -128,7 +128,7 @@ class World:
     # ---- the whole history
 
     def run(self, steps: int = 120) -> None:
-        """Raises Violation."""
+        """Play the whole history; raise Violation."""
         logging.disable(logging.CRITICAL)
         try:
             self._tell_all(steps)
@@ -150,7 +150,7 @@ class World:
         self._end()
 
     def _end(self) -> None:
-        """Everything answers again: the archive becomes whole."""
+        """Make everything reachable again, so that the archive becomes complete."""
         self.tell("end: all is well again")
         failpoint.disarm()
         self.bucket_store.heal()
@@ -171,7 +171,7 @@ class World:
     # ---- steps
 
     def steps(self) -> dict[Callable[[], None], int]:
-        """What may come next, and how often."""
+        """Return the possible steps with their relative frequency."""
         return {
             self._puts: 30, self._flush: 8, self._roll: 3, self._offload: 12, self._retention: 5, self._ttl: 6,
             self._change_ttl: 3, self._advance: 8, self._sweep: 2, self._checkpoint: 3, self._write_state: 3,
@@ -231,7 +231,7 @@ class World:
         self._do("compact", self.process.lifecycle.compact.now)
 
     def _erase(self) -> None:
-        """An operator asks; what the certificate names, if there is one, is returned by nobody from then on."""
+        """Erase like an operator; messages that the certificate names must not be returned from then on."""
         topic, grace_ms = self.random.choice(TOPICS), self.random.choice((None, None, 0))
         told: list[dict[str, Any]] = []
         covered = self.model.with_key(topic, traffic.ERASED_KEY)
@@ -254,10 +254,10 @@ class World:
         self._observe()
         for certificate in told:
             if any(" are not hidden: " in why for why in certificate["not_erased"]):
-                self._hide_erased()  # the job that tries again
+                self._hide_erased()  # The job that retries.
             rows = [(one["topic"], one["queue"], *span) for one in certificate["erased"] for span in one["offsets"]]
             places = {(topic, queue, at) for topic, queue, first, last in rows for at in range(first, last + 1)}
-            left = places - self.bucket.erased  # another object has it in view still, and that is said
+            left = places - self.bucket.erased  # Another object has it in view, and the answer reports that.
             assert not left or certificate["not_erased"], f"a certificate of {left}, which no entry says"
             self.model.certify(places & self.bucket.erased & self.model.given.keys())
             self.counts["rows erased"] += len(places)
@@ -274,7 +274,7 @@ class World:
         self.disk.fail_read = lambda path: bool(self.unreadable) and f"/consumequeue/{topic}/" in str(path)
 
     def _fail_a_hide(self, _name: str) -> None:
-        """Let one of the next queues that are looked at fail, as if its files had to be read and could not be."""
+        """Let one of the next queues to be hidden fail, as if its files were unreadable."""
 
         def fail(_name: str) -> None:
             self.counts["failed hides"] += 1
@@ -300,7 +300,7 @@ class World:
         self._do("forget", self.process.lifecycle.forget.run)
 
     def _bury(self) -> None:
-        """Of what was deleted all goes that is left, and in the end its name."""
+        """Remove all remaining data of a deleted topic, and at last its name."""
         retention, grace = self.config.archive_journal_retention, self.config.expire_grace
         if self.random.random() < 0.5:
             self._delete_topic()
@@ -314,7 +314,7 @@ class World:
         self._do("evict all", lambda: self.process.lifecycle.offload.run(roll=True, evict=True))
 
     def _read(self) -> None:
-        """Somebody reads the archive, or on from where it stood; meanwhile the journal may become shorter."""
+        """Read the archive, from its begin or from an earlier position; meanwhile the journal may be truncated."""
         shorter = [self.random.randrange(40)] if self.process.journal.online else []
         source = self.quiet_store()
 
@@ -333,7 +333,7 @@ class World:
             catalog = self.reader or read_catalog(source, BROKER, whole=self.random.random() < 0.5)
             for seq, entry, data in following(source, BROKER, "", catalog.next_seq, catalog.anchor):
                 catalog.apply(seq, entry, anchor(data))
-            state_of(catalog, BROKER)  # each topic, now: of what it was begun by nothing may be left later
+            state_of(catalog, BROKER)  # Each topic as of now: later none of its initial data may remain.
         except (EntriesDeleted, CheckpointsGone):
             self.tell("  a reader fell behind")
             self.counts["reader fell behind"] += 1
@@ -344,7 +344,7 @@ class World:
         self.reader = catalog
 
     def quiet_store(self) -> FaultyStore:
-        """The bucket, as who meets no fault of it sees it."""
+        """Return the bucket without faults."""
         store = FaultyStore(self.clock, 0)
         store.objects = self.bucket_store.objects
         return store
@@ -367,7 +367,7 @@ class World:
         self._do("state", self.process.write_state)
 
     def _do(self, what: str, job: Callable[[], Any], *, must: bool = False) -> None:
-        """A job as the scheduler runs it: its failure is told, and it comes again."""
+        """Run a job like the scheduler: a failure is reported, and the job is retried."""
         self.tell(what)
         self.busy = True
         try:
@@ -416,20 +416,19 @@ class World:
             self._not_ended(topic, ends, named=named)
             raise
         else:
-            self.unended.pop(topic, None)  # one before it, that was refused
+            self.unended.pop(topic, None)  # Follows a refused one.
             self.model.delete(topic, ends, again=not named)
 
     def _not_ended(self, topic: str, ends: dict[int, int], *, named: bool) -> None:
-        """A tombstone may stand, whether or not the topic is gone; the rest is decided by the next start."""
+        """A tombstone may exist, whether or not the topic is gone; the next start decides."""
         if named:
             self.model.unsure(topic, ends)
         self.unended[topic] = ends, named
 
     def _end_deletions(self) -> None:
-        """A deletion whose record reached the log is finished by a start, and any other has never been: not half.
+        """Complete deletions that reached the log, as a start does; other deletions have no effect.
 
-        Where its queues went before that, and the archive had named nothing of them, they begin again, as the topic's
-        do whose deletion ended.
+        Queues of a deleted topic that the archive had not named begin again at 0, as after a completed deletion.
         """
         for topic, (ends, named) in self.unended.items():
             if self.process.broker.topics.select(topic) is None:
@@ -482,7 +481,7 @@ class World:
     # ---- ends and starts
 
     def _foreign(self) -> None:
-        """A foreign master wrote into the metadata log; the next start must execute none of it."""
+        """Write into the metadata log like a foreign master; the next start must execute none of it."""
         self.tell("a foreign master wrote into the metadata log")
         with contextlib.suppress(StoreError, FailpointError):
             for body in foreign.CHANGE_BODIES:
@@ -510,12 +509,12 @@ class World:
         else:
             self.disk = self.disk.power_cut()
         failpoint.disarm()
-        # after a kill the page cache still has everything
+        # After a kill the page cache still has everything.
         self._start(kept=self.model.promised_end if how == "power cut" else self.model.log_end)
         self.check()
 
     def _start(self, kept: int = 0, *, restore: bool = False, keep_names: bool = False) -> None:
-        """Until the broker stands. `kept`: the log must reach so far."""
+        """Start the broker until it serves. `kept`: the log must reach at least this far."""
         while True:
             process = Process(self.disk, self.clock, self.config, self._machine, restore=restore)
             try:
@@ -551,7 +550,7 @@ class World:
         self._end_deletions()
 
     def _loaded(self, process: Process, kept: int, *, keep_names: bool) -> None:
-        """The log is recovered, the archive not attached yet."""
+        """Check the state after the log's recovery and before the archive's attachment."""
         end = process.store.max_physical_offset
         assert end >= kept, f"the log ends at {end}, {kept} was promised"
         self.bucket.follow(self.bucket_store, BROKER)
@@ -564,20 +563,20 @@ class World:
     def _back_up(self) -> None:
         self._flush()
         if self.process.store.failed is not None or not self.process.journal.online:
-            return  # a copy from a time without the store is refused once its archive went on
+            return  # A copy from before the store was configured is rejected once its archive has advanced.
         self.tell("the data directory is copied")
         self.backups.append(Backup(self.disk.copy(), self.process.store.log_uuid, self.deletions))
 
     def _start_backup(self) -> None:
-        """An operator brings an older copy back."""
+        """Start an older copy like an operator."""
         usable = [
             b for b in self.backups if b.deletions == self.deletions and b.log_uuid == self.process.store.log_uuid
         ]
         if not usable or self.bucket_store.is_faulty:
-            return  # without its bucket an older copy can't know what was given since
+            return  # Without its bucket an older copy cannot know the offsets assigned since.
         backup = self.random.choice(usable)
         self.tell("an older copy of the data directory is started")
-        # the later ones are of another history from now on
+        # Later copies belong to another history from now on.
         del self.backups[self.backups.index(backup) + 1 :]
         self.disk = backup.disk.copy()
         failpoint.disarm()
@@ -587,7 +586,7 @@ class World:
         self.check()
 
     def _fork(self) -> None:
-        """Another process with this broker's identity starts, at once or in the middle of one of our jobs."""
+        """Start another process with this broker's identity, at once or in the middle of a job."""
         if self.bucket_store.is_faulty or not self.process.journal.online:
             return
         self.fork_in = self.random.randrange(12)
@@ -618,7 +617,7 @@ class World:
 
     def _take_over(self) -> None:
         self.fork_in, busy, self.busy = -1, self.busy, False
-        failpoint.disarm()  # it was armed for the process that is superseded
+        failpoint.disarm()  # It was armed for the superseded process.
         zombie_disk = self.disk
         self.disk = zombie_disk.copy()
         self._start(kept=self.model.promised_end)
@@ -629,7 +628,7 @@ class World:
         self.bucket.follow(self.bucket_store, BROKER)
 
     def _sleep_for_long(self) -> None:
-        """Who is superseded does: until the entries that it knew have been deleted, if all goes well."""
+        """Let a superseded process sleep until the entries it knew have been deleted, if possible."""
         self.tell("  it sleeps for long")
         self.alone = False
         for _ in range(8):
@@ -647,7 +646,7 @@ class World:
         self._do("offload all", lambda: self.process.lifecycle.offload.run(roll=True))
 
     def _restore(self) -> None:
-        """An empty disk, and the bucket."""
+        """Restore on an empty disk from the bucket."""
         if self.bucket_store.is_faulty or not self.bucket.entries:
             return
         self.tell("restored from the bucket")
@@ -659,14 +658,14 @@ class World:
             failpoint.arm(place, _die_at, self.random.randrange(1, 3))
         self._start(restore=True, keep_names=True)
         failpoint.disarm()
-        # of a queue that began after the last state and is in no round, nobody knows
+        # A queue that began after the last saved state, and is in no round, is unknown.
         self.model.forget_all_but(set(queues_of(self.process.store)))
         self.check()
 
-    # ---- what happens at the same time
+    # ---- concurrent events
 
     def _meanwhile(self, verb: str, key: str) -> None:
-        """Between two requests of a job the broker's loop serves its clients."""
+        """Serve the broker's clients between two requests of a job."""
         if not self.busy or self.alone:
             return
         if self.fork_in >= 0:
@@ -692,13 +691,13 @@ class World:
         return kind(self.disk, store, self._ending)
 
     def _ending(self, waiting: int) -> list[int]:
-        """Uploads end in any order, one or some at a time."""
+        """Complete uploads in any order, one or some at a time."""
         return self.random.sample(range(waiting), self.random.randrange(1, waiting + 1))
 
     # ---- invariants
 
     def _observe(self) -> None:
-        """After each step: what became durable, and which minimums clients are told."""
+        """Record after each step the durable messages and the minimums that clients see."""
         self.bucket.follow(self.bucket_store, BROKER)
         self.model.erase(self.bucket.erased, traffic.ERASED_KEY.encode())
         self.model.promised_end = max(self.model.promised_end, self.process.store.flushed_offset)
@@ -707,7 +706,7 @@ class World:
             self.model.evicted(self.log_begin, self.bucket, self._has_expired)
         ended = set(self.process.store.deleted_topics())
         for topic in sorted(self.ended - ended):
-            if not self.bucket.knows(topic):  # no FORGET says it of one that no entry ever named
+            if not self.bucket.knows(topic):  # No FORGET names a topic that no entry ever named.
                 self._forgotten(topic)
         self.ended = ended
         for place, minimum in self.bucket.expired.items():
@@ -726,7 +725,7 @@ class World:
         invariants.check(self)
 
     def rows(self, key: str) -> list[Row]:
-        """An object's rows; objects are never modified, so each is decoded once."""
+        """Return an object's rows; objects are immutable, so each is decoded once."""
         assert key in self.bucket_store.objects, f"{key} is in the catalog and not in the store"
         content = self.bucket_store.objects[key][0]
         known = self.decoded.get(key)

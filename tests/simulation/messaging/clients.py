@@ -1,4 +1,4 @@
-"""What clients do, over the wire, and what they learn from the answers."""
+"""Client actions over the wire, and what the clients learn from the answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRAIN_ROUNDS = 200
 
 
 def greet(world: World) -> None:
-    """A heartbeat: from now on the producer can be asked how its transactions ended."""
+    """Send a heartbeat; from now on the broker can check back transactions with the producer."""
     body = msgspec.json.encode(
         {
             "clientID": "c1",
@@ -47,7 +47,7 @@ def greet(world: World) -> None:
 
 
 def create_group(world: World) -> None:
-    """An administrator makes the group that pops; the answer comes when it is on the disk."""
+    """Create the pop group like an administrator; the answer arrives once the group is on the disk."""
     body = msgspec.json.encode({"groupName": WORKERS, "retryQueueNums": 1})
     world.client.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, lambda answer: world.tell(f"  {answer.code}"), body)
 
@@ -105,13 +105,13 @@ def _stored(world: World, sent: Sent, answer: RemotingCommand) -> None:
 
 
 def _promised_end(world: World) -> int:
-    """The end of what an answer promises: under SYNC_FLUSH it is on the disk."""
+    """Return the log position that an answer promises: with SYNC_FLUSH it is on the disk."""
     store = world.server.controller.store
     return store.flushed_offset if world.config.sync_flush else store.max_physical_offset
 
 
 def recall(world: World) -> None:
-    """Of a timer message that waits: the handle is what the broker would have told."""
+    """Recall a pending timer message; the handle is the one that the broker would have returned."""
     waiting = [
         sent for sent in world.model.of(TIMER)
         if sent.promised and not sent.recall_sent and sent.sent_ms + sent.wait_ms > world.clock.now_ms()
@@ -146,7 +146,7 @@ def end_half(world: World) -> None:
 
 
 def asked(world: World, question: RemotingCommand) -> None:
-    """The broker asks how a transaction ended; some producers answer."""
+    """Answer a check-back of the broker; some producers do not answer."""
     if question.code != Code.CHECK_TRANSACTION_STATE:
         return
     sent = world.model.sent.get(bytes(question.body).partition(b":")[0].decode("latin-1").rpartition("\0")[2])
@@ -159,7 +159,7 @@ def asked(world: World, question: RemotingCommand) -> None:
 def _end(world: World, sent: Sent, outcome: str) -> None:
     world.tell(f"{outcome} {sent.name}")
     if sent.asked_for and outcome not in sent.asked_for:
-        outcome = next(iter(sent.asked_for))  # a producer doesn't change its mind
+        outcome = next(iter(sent.asked_for))  # A producer does not change its decision.
     sent.asked_for.add(outcome)
     world.client.ask(
         Code.END_TRANSACTION, lambda answer: _ended(world, sent, outcome, answer), producerGroup=PRODUCERS,
@@ -176,7 +176,7 @@ def _ended(world: World, sent: Sent, outcome: str, answer: RemotingCommand) -> N
 
 
 def end_all_halves(world: World) -> None:
-    """What still waits can be ended: nothing was forgotten."""
+    """End all pending half messages, which shows that none was forgotten."""
     for sent in world.model.of(HALF):
         if sent.promised and not sent.outcome:
             outcome = next(iter(sent.asked_for), "commit")
@@ -201,7 +201,7 @@ def pop(world: World, invisible: int | None = None) -> None:
 
 
 def _popped(world: World, answer: RemotingCommand, set_backs: int) -> None:
-    """What was asked for before the group was set back may be out no more."""
+    """Record popped messages; those requested before the group was reset may no longer be in flight."""
     if answer.code != ResponseCode.SUCCESS:
         world.tell(f"  pop: {answer.code} {answer.remark}")
         return
@@ -241,7 +241,7 @@ def _reached(world: World) -> int:
 
 
 def _may_be_over(world: World, flight: Flight) -> bool:
-    """The broker may say that its invisible time has passed."""
+    """Return whether the broker may answer that the invisible time has passed."""
     return max(world.clock.now_ms(), world.clock.highest_ms) >= flight.pop_time + flight.invisible_ms
 
 
@@ -271,7 +271,7 @@ def _acked(world: World, flight: Flight, answer: RemotingCommand) -> None:
     world.tell(f"  ack of {flight.sent.name}: {answer.code} {answer.remark}")
     popped = world.model.popped.get(flight.place)
     if popped is None:
-        return  # set back meanwhile
+        return  # Reset in the meantime.
     if answer.code != ResponseCode.SUCCESS:
         popped.ack_sent = False
     elif flight.sure and popped.flight is flight and not _may_be_over(world, flight):
@@ -279,7 +279,7 @@ def _acked(world: World, flight: Flight, answer: RemotingCommand) -> None:
 
 
 def hide(world: World) -> None:
-    """A client asks for more time, or for less."""
+    """Change the invisible time of a popped message."""
     out = [flight for flight in _out(world) if flight.sure]
     if not out:
         return
@@ -307,13 +307,13 @@ def _hidden(world: World, flight: Flight, answer: RemotingCommand) -> None:
 
 
 def set_back(world: World) -> None:
-    """An administrator sends the group to the beginning of a queue: all of it comes again, what is out is forgotten."""
+    """Reset the group to the beginning of a queue: all messages are redelivered, those in flight are forgotten."""
     context, queue = world.server.controller, world.random.randrange(2)
     if context.topics.select(POPPED) is None or WORKERS not in context.groups.groups:
         return
     world.tell(f"{WORKERS} is set back in {POPPED}/{queue}")
     for place, popped in world.model.popped.items():
-        if place[:2] == (POPPED, queue):  # from now on it may be done
+        if place[:2] == (POPPED, queue):  # From now on the reset may have happened.
             popped.flight.sure, popped.acked = False, False
     places = {(POPPED, queue, offset) for offset in range(context.store.max_offset(POPPED, queue))}
     world.model.setting_back.append(places)
@@ -328,13 +328,13 @@ def _was_set_back(world: World, places: set[Place], answer: RemotingCommand) -> 
     world.tell(f"  set back: {answer.code} {answer.remark}")
     world.model.setting_back.remove(places)
     if answer.code == ResponseCode.SUCCESS:
-        for place in places:  # but for what came already
+        for place in places:  # Except those that were delivered already.
             world.model.popped.pop(place, None)
         world.model.owed |= places
 
 
 def pull(world: World) -> None:
-    """Waits for a moment if nothing is there; what comes is what the queue has from that offset on."""
+    """Pull with a short wait; the result must equal the content of the queue from that offset on."""
     topic, queue = "orders", world.random.randrange(2)
     store = world.server.controller.store
     if world.server.controller.topics.select(topic) is None:
@@ -356,10 +356,10 @@ def pull(world: World) -> None:
 
 
 def drain(world: World) -> None:
-    """Everything that is there comes, and is acknowledged.
+    """Consume and acknowledge all messages.
 
-    A pop that gets nothing says that there is no more only if nothing was out before it, and nothing in the log that
-    readers don't see yet: what came back is put there without a sender, and no sync is made for it alone.
+    An empty pop ends this only if no message was in flight before it and the log has no unconfirmed ones: a redelivered
+    message is appended without a sender, and no sync is made for it alone.
     """
     for _ in range(DRAIN_ROUNDS):
         found, was_settled = world.counts["popped"], _is_settled(world)
@@ -375,14 +375,14 @@ def drain(world: World) -> None:
 
 
 def _is_settled(world: World) -> bool:
-    """Nothing is on its way to somebody who pops."""
+    """Return whether no message is on its way to a popping client."""
     controller = world.server.controller
     store = controller.store
     is_out = any(queue.flights for queue in controller.pops.queues.values())
     return not is_out and store.confirmed_offset == store.max_physical_offset
 
 
-# ---- messages that a consumer failed on
+# ---- messages that a consumer sends back
 
 
 def send_back(world: World) -> None:
@@ -400,7 +400,7 @@ def send_back(world: World) -> None:
         world.tell(f"  {sent.name} is sent back: {answer.code} {answer.remark}")
         if answer.code == ResponseCode.SUCCESS:
             back.answered_at = world.clock.monotonic()
-            back.promised, back.reached = True, _reached(world)  # answered before a sync, as in RocketMQ
+            back.promised, back.reached = True, _reached(world)  # Answered before the sync, as in RocketMQ.
 
     world.client.ask(
         Code.CONSUMER_SEND_MSG_BACK, answered, group=READERS, offset=sent.physical, delayLevel=level,

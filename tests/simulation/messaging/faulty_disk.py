@@ -1,6 +1,6 @@
-"""One process's view of a simulated disk: each call may fail, take long, or be the last thing that the process does.
+"""One process's view of a simulated disk: each call may fail, take long, or kill the process.
 
-A process that is dead has no effect any more: each further call of it ends where it stands.
+Calls of a dead process have no effect: each further call raises at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from infra.disk.filesystem import DiskFull, FileWriter, OutOfDescriptors, Room
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.messaging.loop import Killed, SimThread
 
-#: What each call does to the file system: which errors it can have.
+#: The effect of each call on the file system, which determines its possible errors.
 OPENS = frozenset(
     ("create", "grow", "map", "writer", "read", "read_at", "write_atomic", "append", "fdatasync", "fsync_dir", "lock")
 )
@@ -32,7 +32,7 @@ MAPS = frozenset(("map",))
 
 @dataclass
 class Faults:
-    """Which calls fail with which error, and how often; what happened is counted."""
+    """The calls that fail, with their errors and probabilities, and a count of the failures."""
 
     shares: dict[tuple[str, int], float] = field(default_factory=dict)
     met: Counter[str] = field(default_factory=Counter)
@@ -46,14 +46,14 @@ class Faults:
 
 
 class FaultyDisk:
-    """See the module. `before` is called at each call; it may raise `Killed`."""
+    """A disk with faults; `before` is called at each call and may raise `Killed`."""
 
     def __init__(self, platter: SimDisk, faults: Faults, chance: random.Random) -> None:
         self.platter, self.faults, self._chance = platter, faults, chance
         self.before: Callable[[str, Path], None] = lambda call, path: None
-        self.drag: Callable[[str], float] = lambda call: 0.0  # how much longer a call takes than others
+        self.drag: Callable[[str], float] = lambda call: 0.0  # The factor by which a call takes longer.
         self.dead = False
-        self.lost_pages = False  # a sync failed: the kernel may have dropped what it covered
+        self.lost_pages = False  # A sync failed, and the kernel may have dropped the pages that it covered.
 
     def _call(self, call: str, path: Path) -> None:
         if self.dead:
@@ -66,7 +66,7 @@ class FaultyDisk:
         try:
             self.before(call, path)
         except Killed:
-            self.dead = True  # from this call on, whatever its thread and others still do on their way out
+            self.dead = True  # From this call on, whatever its threads still do while they unwind.
             raise
         for (name, error), share in self.faults.shares.items():
             if name == call and self._chance.random() < share:

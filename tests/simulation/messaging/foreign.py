@@ -1,7 +1,8 @@
-"""Records that another broker stored in this log: it was imported from an Apache broker, or followed an Apache master.
+"""Records in the log from another broker: it was imported from an Apache broker, or followed an Apache master.
 
-Clients of an Apache broker may send to any topic that begins with `rmq_sys_`, and name any target of a delayed message.
-The records here are the worst of those. None of them may be executed, and no parked message may reach its target.
+Clients of an Apache broker may send to any topic that begins with `rmq_sys_`, and may set any target of a delayed
+message. These records are the most harmful of those. None of them may be executed, and no parked message may reach its
+target.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tests.simulation.messaging.world import World
 
 FOREIGN, HIGH = "foreign", 1 << 40
-MOST = 2  # times in one history
+MOST = 2  # The number of times per history.
 HOST = ("10.0.0.9", 10911)
 REVIVE_LOG = f"{REVIVE_LOG_PREFIX}DefaultCluster"
 EXECUTED = (METADATA_LOG, REVIVE_LOG)
@@ -46,12 +47,12 @@ _CHANGES: tuple[dict[str, object], ...] = (
     {"kind": "raised", "queues": {"orders": {"0": HIGH}, "jobs": {"1": HIGH}}},
     {"kind": "offsets", "group": "readers", "topic": "orders", "offsets": ENDS},
 )
-#: Bodies of the queue of changes.
+#: Bodies for the queue of changes.
 CHANGE_BODIES = (*(json.dumps({"v": 1, **change}).encode() for change in _CHANGES), b"garbage")
 
 
 def lay_records(world: World) -> None:
-    """Store them all, end the process, and start again on the log with them."""
+    """Store all records, end the process, and start again on the log with them."""
     if world.foreign >= MOST or world.faults.shares or world.slow or world.slow_syncs or world.dies_in >= 0:
         return
     world.foreign += 1
@@ -89,7 +90,7 @@ def _put(world: World, topic: str, queue: int, body: bytes, properties: str = ""
 
 
 def commit_half(world: World) -> None:
-    """A producer commits a half message whose target is an internal topic."""
+    """Commit a half message whose target is an internal topic."""
     for half in world.server.controller.transactions.waiting():
         raw = world.server.controller.store.record_at(half.physical_offset)
         if raw is None or FOREIGN not in raw.decode("latin-1"):

@@ -1,8 +1,8 @@
-"""An event loop whose time is a number and whose threads take turns: what happens when follows from a seed alone.
+"""An event loop with virtual time and threads that take turns: the order of events follows from a seed alone.
 
-The loop is asyncio's own, with another clock and another selector: where the real one would sleep, this one sets the
-time forward to the next timer. What the broker gives to a thread runs in a greenlet. It gives way at each call of the
-disk, for a time that the seed chooses; meanwhile the loop goes on, as it does beside a thread.
+The loop is asyncio's own, with another clock and another selector: where the real one would sleep, this one advances
+the time to the next timer. Work that the broker moves to a thread runs in a greenlet. The greenlet yields at each call
+of the disk, for a time that the seed determines; meanwhile the loop runs, as it does beside a thread.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Factory = Callable[[], asyncio.Protocol]
 
 
 class Killed(SystemExit):
-    """The process is gone, at this very line. A SystemExit, because asyncio lets that through at once."""
+    """The process is killed at this line. It is a SystemExit, because asyncio propagates that at once."""
 
 
 class Stuck(AssertionError):
-    """Everything waits, and nothing will ever happen."""
+    """Everything waits, and no event will ever occur."""
 
 
 class SimClock:
-    """Both times of the machine; the wall's may be set by hand, the other only goes on."""
+    """Both clocks of the machine; the wall clock may be set, the monotonic clock only advances."""
 
     def __init__(self, now_ms: int) -> None:
         self._wall_ms = float(now_ms)
         self._monotonic = 0.0
-        self.highest_ms = now_ms  # that the wall clock ever told
+        self.highest_ms = now_ms  # The highest time that the wall clock ever showed.
 
     def now_ms(self) -> int:
         return int(self._wall_ms)
@@ -49,7 +49,7 @@ class SimClock:
         return self._monotonic
 
     def thread_seconds(self) -> float:
-        return 0.0  # work takes no time here
+        return 0.0  # Work takes no time here.
 
     def pass_time(self, seconds: float) -> None:
         self._monotonic += seconds
@@ -61,14 +61,14 @@ class SimClock:
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """`on_turn` is called before each turn; it may raise `Killed`."""
+    """The simulated loop; `on_turn` is called before each turn and may raise `Killed`."""
 
     def __init__(self, clock: SimClock, chance: random.Random) -> None:
         super().__init__()
         self._sim_clock, self._chance = clock, chance
         self._selector = _Selector(self)
         self.on_turn: Callable[[], None] = lambda: None
-        #: How long a thread's call of the disk takes.
+        #: The duration of a disk call in a thread.
         self.latency: Callable[[], float] = lambda: 0.0
         self._jobs: dict[int, deque[SimThread]] = {}
         self.threads: dict[SimThread, None] = {}
@@ -80,17 +80,17 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._sim_clock.monotonic()
 
     def pass_time(self, seconds: float) -> None:
-        """No timer is due earlier."""
+        """Advance the time; no timer is due earlier."""
         self._sim_clock.pass_time(seconds)
 
     def after(self, seconds: float) -> asyncio.Future[None]:
-        """What is done when so much of this loop's time has passed."""
+        """Return a future that completes after this much of the loop's time."""
         future: asyncio.Future[None] = self.create_future()
         self.call_later(seconds, lambda: None if future.done() else future.set_result(None))
         return future
 
     def run_for(self, seconds: float) -> None:
-        """Everything that happens in that time."""
+        """Run all events within this time."""
         end = self.call_later(seconds, self.stop)
         try:
             self.run_forever()
@@ -98,7 +98,7 @@ class SimLoop(asyncio.BaseEventLoop):
             end.cancel()
 
     def run(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
-        """To the end of `work`, which may take so long; what else there is goes on meanwhile."""
+        """Run `work` to its end within a time limit; other work of the loop runs meanwhile."""
         task = self.create_task(work)
         task.add_done_callback(lambda _: self.stop())
         end = self.call_later(limit_s, self.stop)
@@ -109,7 +109,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return task.result()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """What only who runs on the loop can tell; no time passes."""
+        """Call a function that must run on the loop; no time passes."""
         asyncio._set_running_loop(self)
         try:
             return question()
@@ -117,10 +117,10 @@ class SimLoop(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)
 
     def abandon(self) -> None:
-        """The process is dead: its tasks and threads end where they stand, without a further effect."""
-        self.set_exception_handler(lambda loop, what: None)  # who would have heard of it is gone as well
+        """End the dead process: its tasks and threads end where they are, without further effect."""
+        self.set_exception_handler(lambda loop, what: None)  # Its callbacks belong to the dead process as well.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # what was to begin in the next turn never will
+            warnings.simplefilter("ignore", RuntimeWarning)  # Callbacks of the next turn are never run.
             for task in asyncio.all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 with suppress(Exception, Killed):
@@ -137,7 +137,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """As the real one: a pool of one thread does one after the other."""
+        """Like the real method: a pool of one thread runs its work sequentially."""
         future: asyncio.Future[T] = self.create_future()
         thread = SimThread(self, lambda: func(*args), future)
         if getattr(executor, "_max_workers", 0) == 1:
@@ -160,17 +160,17 @@ class SimLoop(asyncio.BaseEventLoop):
     # ---- sockets
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
-        """A port that only this machine's clients know."""
+        """Open a port that only clients of this simulation know."""
         self.ports[port] = protocol_factory
         return _Listening(self, host, port)
 
-    # ---- what asyncio's own parts ask for
+    # ---- methods that asyncio's own parts call
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There are none: clients are in this process."""
+        """Do nothing: clients are in this process, so there are no events."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps."""
+        """Do nothing: the loop never sleeps."""
 
 
 class _Selector:
@@ -186,7 +186,7 @@ class _Selector:
         return []
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class _Listening:
@@ -202,7 +202,7 @@ class _Listening:
 
 
 class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
-    """One piece of work beside the loop; it runs until it gives way."""
+    """A piece of work beside the loop; it runs until it yields."""
 
     def __init__(self, loop: SimLoop, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         super().__init__(self._run)
@@ -229,35 +229,35 @@ class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
         self._loop.call_soon(self.ended)
 
     def go_on(self) -> None:
-        """The loop, or who waits for this thread's lock, lets it run."""
+        """Resume the thread; called by the loop, or by a waiter for this thread's lock."""
         self._timer = None
         if not self.dead:
             self.parent = greenlet.getcurrent()
             self.switch()
 
     def give_way(self, seconds: float) -> None:
-        """Called in the thread: others run for so long."""
+        """Yield from the thread for this time."""
         if not self.in_a_hurry:
             self._timer = self._loop.call_later(seconds, self.go_on)
             assert self.parent is not None
             self.parent.switch()
 
     def hurry(self) -> None:
-        """Somebody who can't give way stands before a lock that this thread has."""
+        """Run on, because a caller that cannot yield waits for a lock of this thread."""
         if self._timer is not None:
             self._timer.cancel()
         self.in_a_hurry = True
         self.go_on()
 
     def hurried(self) -> None:
-        """The lock is free: back to who waited for it."""
+        """Return to the caller that waited for the lock, which is free now."""
         self.in_a_hurry = False
         self._timer = self._loop.call_soon(self.go_on)
         assert self.parent is not None
         self.parent.switch()
 
     def wait_for(self, future: asyncio.Future[T]) -> T:
-        """Called in the thread: until the loop has settled it."""
+        """Wait in the thread until the loop has completed the future."""
         assert not self.in_a_hurry, "the loop waits for a thread that waits for the loop"
         while not future.done():
             future.add_done_callback(lambda _: self._loop.call_soon(self.go_on))
@@ -267,9 +267,9 @@ class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
 
 
 class SimLock:
-    """`threading.Lock` for greenlets: who waits on the loop lets the holder run on until it is free.
+    """A `threading.Lock` for greenlets: a waiter on the loop lets the holder run until the lock is free.
 
-    A holder that dies hands it to nobody: its death goes on to the loop, which ends where it waits.
+    A holder that dies does not release it: its exception propagates to the loop, which ends where it waits.
     """
 
     def __init__(self) -> None:
@@ -310,7 +310,7 @@ class SimLock:
 
 
 class Event:
-    """`threading.Event` by the loop's time."""
+    """A `threading.Event` with the loop's time."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -340,7 +340,7 @@ class Event:
 
 
 class Thread:
-    """`threading.Thread` on the running loop."""
+    """A `threading.Thread` on the running loop."""
 
     def __init__(self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool) -> None:
         self.name, self.daemon = name, daemon

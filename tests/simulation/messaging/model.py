@@ -1,8 +1,7 @@
-"""What clients were told, and so may rely on. Nothing here knows how the broker does it.
+"""The guarantees that clients have from the broker's answers. This model does not know how the broker works.
 
-A message is *promised* once its send was answered with success, unless something took the promise back rightly: under
-ASYNC_FLUSH a power cut, of what no flush had covered. A position of the log that was reached when an answer came stands
-for everything before the answer.
+A message is *promised* once its send was answered with success. A promise is void only if a power cut under ASYNC_FLUSH
+took a message that no flush had covered. The log position at the time of an answer also promises everything before it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Place = tuple[str, int, int]  # topic, queue, offset
 
 
 class Copy(NamedTuple):
-    """A record that lies in a queue."""
+    """A record in a queue."""
 
     topic: str
     queue: int
@@ -33,27 +32,27 @@ class Sent:
     topic: str
     queue: int
     body: bytes
-    sent_ms: int  # by the wall
-    sent_at: float  # by the monotonic clock
-    wait_ms: int = 0  # of a delayed one
+    sent_ms: int  # By the wall clock.
+    sent_at: float  # By the monotonic clock.
+    wait_ms: int = 0  # The delay of a delayed message.
     level: int = 0
-    #: What the answer said; None: no answer yet, or none that promises anything.
+    #: The promise in the answer; None: no answer yet, or one that promises nothing.
     offset: int | None = None
     physical: int = -1
-    reached: int = -1  # where the log ended when the answer came
+    reached: int = -1  # The log end when the answer arrived.
     answered_at: float = 0.0
     refused: bool = False
-    #: How often power or process ended since: each may show a delayed message once more.
+    #: The number of process ends since then: each may deliver a delayed message once more.
     ends: int = 0
-    #: Transactions: what the producer asked for, and whether that was answered with success.
+    #: Transactions: the producer's decision, and whether it was answered with success.
     asked_for: set[str] = field(default_factory=set)
     outcome: str = ""
     outcome_reached: int = -1
-    #: Timers: a recall was sent; it was answered with success before the time.
+    #: Timers: a recall was sent, and was answered with success before the delivery time.
     recall_sent: bool = False
     recalled: bool = False
     recall_reached: int = -1
-    seen: int = 0  # copies in the target topic
+    seen: int = 0  # Copies in the target topic.
 
     @property
     def promised(self) -> bool:
@@ -62,7 +61,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Return:
-    """A consumer sent a message back: to come again after a delay level, or below 0 as a dead letter."""
+    """A consumer sent a message back, to be redelivered after a delay level; below 0 it becomes a dead letter."""
 
     sent: Sent
     level: int
@@ -86,21 +85,21 @@ class Flight:
     reached: int
     handle: str
     retry: str
-    sure: bool = True  # nothing has happened since that could have ended it
+    sure: bool = True  # Nothing has happened since that could have ended it.
 
 
 @dataclass(slots=True)
 class Popped:
-    """What a pop group has seen of one copy of a message."""
+    """The deliveries of one copy of a message to a pop group."""
 
     flight: Flight
     ack_sent: bool = False
-    acked: bool = False  # in time, and answered
+    acked: bool = False  # In time, and answered.
     acked_reached: int = -1
 
 
 class Offsets:
-    """What a consumer group committed, in its order; `reached` says which of it must be on the disk."""
+    """The offsets that a consumer group committed, in order; those before `reached` must be on the disk."""
 
     def __init__(self) -> None:
         self.history: dict[tuple[str, str, int], list[tuple[float, int]]] = {}
@@ -112,24 +111,24 @@ class Offsets:
         return {key: told[-1][1] for key, told in self.history.items()}
 
     def since(self, key: tuple[str, str, int], moment: float) -> set[int]:
-        """Where the group stood then, and all that it committed later."""
+        """Return the committed offset at that time, and all later ones."""
         told = self.history[key]
         before = [offset for at, offset in told if at <= moment]
         return {*before[-1:], *(offset for at, offset in told if at > moment)}
 
     def found(self, key: tuple[str, str, int], offset: int, now: float) -> None:
-        """After a crash the group stands here: that is what it goes on from."""
+        """Record the offset found after a crash, from which the group resumes."""
         self.history[key] = [(now, offset)]
 
 
 class Model:
     def __init__(self) -> None:
         self.sent: dict[str, Sent] = {}
-        self.returns: dict[str, Return] = {}  # by the message's name: each is sent back once at most
+        self.returns: dict[str, Return] = {}  # By the message's name: each is sent back at most once.
         self.popped: dict[Place, Popped] = {}
-        self.owed: set[Place] = set()  # the pop group was set back before it: it comes (again)
-        self.setting_back: list[set[Place]] = []  # not answered yet
-        self.set_backs = 0  # that were asked for
+        self.owed: set[Place] = set()  # The pop group was reset before this message, so it is (re)delivered.
+        self.setting_back: list[set[Place]] = []  # Not answered yet.
+        self.set_backs = 0  # The requested ones.
         self.offsets = Offsets()
         self.counts: Counter[str] = Counter()
 
@@ -146,7 +145,7 @@ class Model:
         return [popped for popped in self.popped.values() if popped.flight.sent is sent]
 
     def process_ended(self) -> None:
-        """The process is gone: an answer that had not come is none any more."""
+        """Record the end of the process: an answer that has not arrived yet never will."""
         self.setting_back.clear()
         for sent in self.sent.values():
             sent.ends += 1
@@ -154,7 +153,7 @@ class Model:
             returned.ends += 1
 
     def power_ended(self, flushed: int) -> None:
-        """Nothing that lies above is promised."""
+        """Record a power cut: messages above this position are no longer promised."""
         for sent in self.sent.values():
             if sent.promised and sent.reached > flushed:
                 sent.offset = None

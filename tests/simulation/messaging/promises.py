@@ -1,20 +1,20 @@
-"""What holds whatever happens, checked at each appearance of a message, after each start and at the end.
+"""Promises that always hold, checked when a message appears, after each start and at the end.
 
-1. A promised message lies once, byte for byte, where its answer said: over a kill always, over a power cut under
-   SYNC_FLUSH, and under ASYNC_FLUSH as far as a flush had come.
-2. What was sent once is stored once at most; a delayed message may come once more for each end of a process.
-3. A delayed message or timer is delivered, never before its time, and is nowhere skipped after a start; in time, as
-   long as no clock is set and no disk fails.
-4. A half message waits until it is ended; it is delivered once if it was committed, and else never.
-5. A popped message comes again when its invisible time is over, unless it was acknowledged; not earlier, and not after.
-6. A group stands where it committed last: exactly so after a clean stop, else where it was some seconds earlier. A pop
-   group that was set back gets everything again.
-7. What a consumer sent back comes again through its retry topic, not before its delay, once more for each end of a
-   process at most; or it is a dead letter, once.
-8. Records that a foreign master left in internal topics are executed by no start, and no parked message is delivered to
-   an internal topic (`foreign.check`).
-9. No task of the broker ends while it lives; a shortage of descriptors does not end it; after a failed sync nothing
-   is acknowledged.
+1. A promised message is stored once, byte for byte, at its acknowledged offset: after a kill always, after a power cut
+   under SYNC_FLUSH, and under ASYNC_FLUSH as far as a flush had completed.
+2. A message sent once is stored at most once; a delayed message may be delivered once more for each end of a process.
+3. A delayed message or timer is delivered, never before its time, and is not skipped after a start; it is in time
+   unless a clock is set or a disk fails.
+4. A half message waits until it is ended; it is delivered once if it was committed, and otherwise never. 5. A popped
+message is redelivered when its invisible time is over unless it was acknowledged, and not earlier. 6. A group resumes
+at its committed offset: exactly after a clean stop, otherwise at the offset of some seconds earlier.
+   A pop group that was reset gets all messages again.
+7. A message that a consumer sent back is redelivered through the retry topic, not before its delay, at most once more
+   for each end of a process; or it becomes a dead letter, once.
+8. No start executes records that a foreign master left in internal topics, and no parked message is delivered to an
+   internal topic (`foreign.check`).
+9. No task of the broker ends while the broker runs, not even for lack of descriptors; after a failed sync nothing is
+   acknowledged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DROPPED = frozenset({"a delayed message", "a timer message"})
 
 
 def appeared(world: World, shown: list[VisibleEntry]) -> None:
-    """Messages that readers see from now on."""
+    """Check messages that readers see from now on."""
     store = world.server.controller.store
     for queue, offset, _ in shown:
         if queue.topic not in {*TARGETS, RETRY, AGAIN}:
@@ -80,7 +80,7 @@ def _check_moment(world: World, sent: Sent) -> None:
 
 
 def _check_passed(world: World, name: str, what: Sent | Return) -> None:
-    """Its time counts from when it was stored: if the clock was set back meanwhile, from an earlier one."""
+    """Check the delay from the store time; if the clock was set back meanwhile, from an earlier one."""
     passed_ms = (world.clock.monotonic() - what.sent_at) * 1000
     until = what.answered_at or world.clock.monotonic()
     due = min(what.sent_ms, world.lowest_between(what.sent_at, until)) + what.wait_ms
@@ -89,9 +89,9 @@ def _check_passed(world: World, name: str, what: Sent | Return) -> None:
 
 
 def _check_return(world: World, sent: Sent, physical: int) -> None:
-    """A popped message comes back; its copy may have been appended before it was acknowledged.
+    """Check a redelivered popped message; its copy may have been appended before it was acknowledged.
 
-    Set back, its group gets it again: also by a pop whose answer was lost, and whose time then passed.
+    A group that was reset gets it again, also after a pop whose answer was lost and whose invisible time has passed.
     """
     pops = world.model.pops_of(sent)
     place = (sent.topic, sent.queue, sent.offset)
@@ -102,7 +102,7 @@ def _check_return(world: World, sent: Sent, physical: int) -> None:
 
 
 def check_tasks(world: World) -> None:
-    """Who is gone is told of; without a fault of the disk nothing fails at all."""
+    """Check that ended tasks are reported, and that none ends without a fault of the disk."""
     controller = world.server.controller
     if not controller.life.accepting:
         return
@@ -112,7 +112,7 @@ def check_tasks(world: World) -> None:
     assert world.tasks <= alive | told, f"dead, and the broker says it is well: {sorted(world.tasks - alive - told)}"
     if not world.faults.met:
         failed = {**controller.faults.counts, **controller._supervisor.failures}
-        if world.foreign:  # undeliverable messages of the foreign master are dropped, and counted
+        if world.foreign:  # Undeliverable messages of the foreign master are dropped and counted.
             failed = {name: count for name, count in failed.items() if name not in DROPPED}
         assert not troubles and not failed, f"nothing is wrong, and yet: {troubles}, {failed}"
 
@@ -130,7 +130,7 @@ def check(world: World, *, at_rest: bool = False) -> None:
     ends = {(POPPED, queue): store.max_offset(POPPED, queue) for queue in store.queues().get(POPPED, [])}
     world.model.owed = {place for place in world.model.owed if place[2] < ends.get(place[:2], 0)}
     for told in copies.values() if at_rest else ():
-        # one whose pop was answered to nobody came through the retry topic
+        # One that was popped in a lost answer was redelivered through the retry topic.
         owed = [copy[:3] for copy in told if copy[:3] in world.model.owed]
         assert not owed or any(copy.topic == RETRY for copy in told), f"set back, and these never came again: {owed}"
     for sent in world.model.sent.values():
@@ -159,7 +159,7 @@ def _check_message(world: World, sent: Sent, copies: list[Copy], *, at_rest: boo
     for copy in copies:
         assert copy.body == sent.body, f"{sent.name} is not what was sent: {state}"
     if sent.kind == TIMER and delivered and not stored:
-        return  # its time had come when it arrived
+        return  # Its time had passed when it arrived.
     if sent.promised:
         assert any(copy.offset == sent.offset for copy in stored), f"{sent.name} is lost: {state}"
     if sent.kind != TIMER:
@@ -198,7 +198,7 @@ def _check_transaction(world: World, sent: Sent, delivered: list[Copy], state: s
 
 
 def _check_handed_out(world: World, copies: list[Copy], state: str) -> None:
-    """Each copy was popped, or came back after a pop whose answer was lost; in the end it is acknowledged."""
+    """Check that each copy was popped, or redelivered after a pop with a lost answer, and acknowledged at the end."""
     last = max((copy.offset for copy in copies if copy.topic == RETRY), default=-1)
     for copy in copies:
         its = world.model.popped.get((copy.topic, copy.queue, copy.offset))
@@ -207,7 +207,7 @@ def _check_handed_out(world: World, copies: list[Copy], state: str) -> None:
 
 
 def check_offsets(world: World, *, clean: bool) -> None:
-    """After a start: exactly what was committed, or what was so a few periods of saving ago."""
+    """Check the offsets after a start: the committed ones, or those of a few save periods ago."""
     context, now = world.server.controller, world.clock.monotonic()
     periods = 2 * world.config.flush_consumer_offset_interval / 1000 + SAVING_S
     for key, told in world.model.offsets.history.items():
@@ -225,7 +225,7 @@ def check_offsets(world: World, *, clean: bool) -> None:
 
 
 def check_lateness(world: World) -> None:
-    """Without a fault, and no clock that was set meanwhile, a delay is as long as it says."""
+    """Check that delays are exact if no fault occurred and no clock was set meanwhile."""
     now = world.clock.monotonic()
     for sent in world.model.of(DELAY, TIMER):
         if sent.promised and not sent.seen and not sent.recall_sent and sent.sent_at > world.calm_since:
@@ -234,7 +234,7 @@ def check_lateness(world: World) -> None:
 
 
 def _records(world: World, topic: str, queue: int) -> list[MessageRecord]:
-    """All that a queue holds."""
+    """Return all records of a queue."""
     store = world.server.controller.store
     found = []
     offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)

@@ -1,6 +1,6 @@
 """One broker process under the simulated loop: the real controller from its constructor to its shutdown.
 
-Only what would reach the real machine is another: ports, threads and their locks are the loop's own.
+Only the interfaces to the machine are replaced: ports, threads and their locks belong to the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.simulation.messaging.loop import SimClock, SimLoop, SimThread, SimThr
 T = TypeVar("T")
 PORT = 10911
 ROOT = "/store"
-# A slow disk makes a start long, at a second for each call; one that hangs would never end.
+# With a slow disk, at a second per call, a start takes long; a hanging start would never end.
 START_S, STOP_S = 3600.0, 120.0
 
 small_store = functools.partial(
@@ -52,14 +52,14 @@ class Server:
         return self.controller.life.end_wanted.is_set()
 
     def die(self) -> None:
-        """Without a word."""
+        """End the process without notice."""
         self.disk.dead = True
         self.disk.platter.kill()
         self.loop.abandon()
 
 
 class _Ask:
-    """A greenlet asks its loop."""
+    """A greenlet that calls its loop."""
 
     def __init__(self) -> None:
         self._loop = cast("SimLoop", asyncio.get_running_loop())
@@ -77,4 +77,4 @@ class _Ask:
 
 
 def _is_free(*_: object) -> None:
-    """Each machine of the simulation has its own ports."""
+    """Return True: each machine of the simulation has its own ports."""

@@ -1,4 +1,4 @@
-"""Dozens of histories of the messaging side, and what the simulation itself must do; `make simulate` tells more."""
+"""Dozens of histories of the messaging side, and tests of the simulation itself; `make simulate` runs more."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_seed_is_one_history() -> None:
         assert told[0] == told[1]
 
 
-# ---- what is broken is found
+# ---- injected defects are found
 
 
 def _first_violation(seeds: range, world: type[World] = World, steps: int = 120) -> str:
@@ -69,7 +69,7 @@ def _first_violation(seeds: range, world: type[World] = World, steps: int = 120)
 
 
 class SavesSlowly(World):
-    """Delayed messages, slow syncs and power cuts, nothing else."""
+    """A world of delayed messages, slow syncs and power cuts only."""
 
     def _steps(self) -> dict[Callable[[], None], int]:
         return {self._save_slowly: 3, self._long_rest: 1}
@@ -90,19 +90,20 @@ def test_positions_that_are_captured_after_the_sync_they_rest_on_are_found(monke
     seeds = range(20)
     assert not _first_violation(seeds, SavesSlowly, steps=10)
     monkeypatch.setattr(StateFile, "save", sync_then_capture)
-    monkeypatch.setattr(ScheduleMessage, "follow", lambda self: None)  # what the log says of positions would mend it
+    # The log's records of these positions would repair it.
+    monkeypatch.setattr(ScheduleMessage, "follow", lambda self: None)
     assert "passed over" in _first_violation(seeds, SavesSlowly, steps=10)
 
 
 class ClockGoesBack(World):
-    """Timers, while the wall clock is set."""
+    """A world of timers, with a wall clock that is set."""
 
     def _steps(self) -> dict[Callable[[], None], int]:
         return {functools.partial(clients.send_timer, self): 5, self._long_rest: 3, self._jump: 1}
 
 
 class SendsBack(World):
-    """Messages that a consumer failed on."""
+    """A world of messages that a consumer sends back."""
 
     def _steps(self) -> dict[Callable[[], None], int]:
         send, back = functools.partial(clients.send_plain, self), functools.partial(clients.send_back, self)
@@ -110,7 +111,7 @@ class SendsBack(World):
 
 
 class FollowsForeignMasters(World):
-    """Messages that wait, beside records that a foreign master left."""
+    """A world of pending messages, beside records that a foreign master left."""
 
     def _steps(self) -> dict[Callable[[], None], int]:
         return {
@@ -147,7 +148,7 @@ def test_a_clock_that_went_back_and_holds_timers_up_is_found(monkeypatch: pytest
 
 
 def test_a_message_that_its_level_passes_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A level's position moves on although its delivery failed, so it passes over a message."""
+    """The defect advances a level's position although a delivery failed, so that the message is skipped."""
     deliver = ScheduleMessage._deliver
 
     def forget(self: ScheduleMessage, record: object) -> None:
@@ -169,7 +170,7 @@ def test_a_flusher_that_ends_unseen_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under SYNC_FLUSH a send is answered at once, so a power cut takes what was promised."""
+    """The defect answers a send at once under SYNC_FLUSH, so that a power cut takes a promised message."""
     monkeypatch.setattr(Flusher, "wait", lambda self, send: send.connection.send_raw(send.render(0)))
     assert "no sync has covered it" in _first_violation(range(20))
 
@@ -189,7 +190,7 @@ def test_a_message_that_was_sent_back_and_forgotten_is_found(
 
 
 def test_what_came_back_and_no_sync_has_shown_yet_is_waited_for() -> None:
-    """At the end of a history: a pop that gets nothing meanwhile is not the last one."""
+    """At the end of a history, an empty pop during this time is not the last one."""
     world = _under_sync_flush()
     while not any(sent.topic == POPPED for sent in world.model.of(PLAIN)):
         clients.send_plain(world)
@@ -212,7 +213,7 @@ def test_what_came_back_and_no_sync_has_shown_yet_is_waited_for() -> None:
 
 @pytest.mark.parametrize("what", ["delayed", "timer", "popped"])
 def test_under_sync_flush_what_comes_due_is_seen_before_the_next_interval(what: str) -> None:
-    """A minute in which nobody sends: each of these has a sync of its own."""
+    """Without sends for a minute, each of these messages must get its own sync."""
     world = _under_sync_flush(interval_ms=60_000)
     store, seen = world.server.controller.store, list[str]()
     store.tell(lambda shown: seen.extend(queue.topic for queue, _, _ in shown))
@@ -230,7 +231,7 @@ def test_under_sync_flush_what_comes_due_is_seen_before_the_next_interval(what: 
 
 
 def _under_sync_flush(interval_ms: int = 500) -> World:
-    """Started. Tables are saved each minute: that syncs the log, too."""
+    """Return a started world whose tables are saved each minute, because a save syncs the log as well."""
     world = World(1)
     world.config = dataclasses.replace(
         world.config,
@@ -322,7 +323,7 @@ def test_a_lock_that_the_loop_wants_lets_its_thread_run_on() -> None:
 
 
 def test_who_dies_with_a_lock_that_the_loop_wants_leaves_it_to_nobody() -> None:
-    """The file that its thread had begun is in the way of a loop that goes on, and of nobody else."""
+    """Otherwise the loop would continue while the file that the thread had begun to write is incomplete."""
     loop, told, lock = _loop(), list[str](), SimLock()
     disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
     loop.latency = lambda: 1.0
@@ -370,7 +371,7 @@ def test_a_dead_process_has_no_effect() -> None:
 
 
 def test_from_the_call_on_in_which_it_dies_a_process_has_no_effect() -> None:
-    """Its thread leaves by its handlers and `finally` clauses; they change nothing any more."""
+    """Its thread unwinds through handlers and `finally` clauses, which must change nothing any longer."""
     disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
     disk.write_atomic(Path("/a"), b"x")
 

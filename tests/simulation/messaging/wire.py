@@ -1,4 +1,4 @@
-"""A client's end of a connection: requests go in as bytes, answers come out as commands, at once."""
+"""A client's end of a connection: requests are sent as bytes, answers are received as commands, without delay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Answered = Callable[[RemotingCommand], None]
 
 
 class Client:
-    """One connection. `asked` gets what the broker sends of its own accord."""
+    """One connection. `asked` gets the broker's own requests."""
 
     def __init__(self, loop: SimLoop, port: int, asked: Answered) -> None:
         self._loop, self._asked = loop, asked
@@ -77,10 +77,10 @@ class Client:
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """It never fills."""
+        """Do nothing: the buffer never fills."""
 
     def pause_reading(self) -> None:
-        """What was sent is read already."""
+        """Do nothing: sent bytes have been read already."""
 
     def resume_reading(self) -> None:
-        """It never paused."""
+        """Do nothing: reading never paused."""

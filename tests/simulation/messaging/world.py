@@ -1,7 +1,7 @@
-"""One seed is one history of a broker with its clients, its disk and its clocks; `run` tells it to the end.
+"""One seed is one history of a broker with its clients, its disk and its clocks; `run` plays it to the end.
 
-Clients send, delay, time, prepare, pop, commit. The broker's own tasks run meanwhile, interleaved as the seed has it:
-each call of the disk takes its time, and anything may be the last thing that the process does.
+Clients send, delay, prepare, pop and commit messages, and set timers. The broker's own tasks run meanwhile, interleaved
+by the seed: each call of the disk takes its time, and the process may die at any call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOUR = 3_600_000
 FAULTS = (
     (ALLOCATES, errno.ENOSPC), (OPENS, errno.EMFILE), (SYNCS, errno.EIO), (WRITES, errno.EIO), (MAPS, errno.ENOMEM),
 )  # fmt: skip
-#: What a start may meet on a disk that fails.
+#: Errors that a start may meet on a failing disk.
 DISK_ERRORS = (StartupError, StoreError, OSError, RuntimeError, ExceptionGroup)
 
 
@@ -51,24 +51,24 @@ class World:
         self.model = Model()
         self.history: list[str] = []
         self.counts: Counter[str] = Counter()
-        self.broken: list[str] = []  # promises that were broken where nobody could be told at once
-        self.troughs: list[tuple[float, int]] = []  # when the wall clock was set, and what it told then
-        self.peaks: list[tuple[float, int]] = []  # when the wall clock was set back, and where it stood
+        self.broken: list[str] = []  # Broken promises found where no exception could be raised at once.
+        self.troughs: list[tuple[float, int]] = []  # When the wall clock was set, and its time before.
+        self.peaks: list[tuple[float, int]] = []  # When the wall clock was set back, and its time before.
         self.slow = False
         self.slow_syncs = False
-        self.disturbed = False  # the disk was slow or failed in the life of this process
-        self.calm_since = 0.0  # no disk failed, no clock was set, no process ended since then
-        self.ended_at = 0.0  # the process before this one
-        self.flushed = 0  # by the process before this one
-        self.dies_in = -1  # turns of the loop and calls of the disk
+        self.disturbed = False  # The disk was slow or failed during the life of this process.
+        self.calm_since = 0.0  # No disk failed, no clock was set and no process ended since then.
+        self.ended_at = 0.0  # The previous process.
+        self.flushed = 0  # By the previous process.
+        self.dies_in = -1  # Turns of the loop and calls of the disk.
         self.dies_saved = self.saved = (
-            False  # with the next table that it saves: what that rests on must be on the disk
+            False  # With the next table that it saves, whose prerequisites must be on the disk.
         )
         self.server: Server
         self.client: Client
         self.tasks: set[str] = set()
-        self.foreign = 0  # times that a foreign master wrote into the log
-        self.laid: dict[tuple[str, int], int] = {}  # topic, queue → its records there
+        self.foreign = 0  # Times that a foreign master wrote into the log.
+        self.laid: dict[tuple[str, int], int] = {}  # Topic and queue to its records there.
 
     def _make_config(self) -> BrokerConfig:
         pick = self.random.choice
@@ -95,7 +95,7 @@ class World:
     # ---- the whole history
 
     def run(self, steps: int = 120) -> None:
-        """Raises Violation."""
+        """Play the whole history; raise Violation."""
         logging.disable(logging.CRITICAL)
         try:
             try:
@@ -120,7 +120,7 @@ class World:
         self._end()
 
     def _end(self) -> None:
-        """All is well again: what waits comes, and whoever waits is served."""
+        """Heal everything: pending messages are delivered, and waiting clients are served."""
         self.tell("end: all is well again")
         self._live_on()
         self.faults.heal()
@@ -142,7 +142,7 @@ class World:
     # ---- steps
 
     def _steps(self) -> dict[Callable[[], None], int]:
-        """What may come next, and how often of all."""
+        """Return the possible steps with their relative frequency."""
         return {
             functools.partial(clients.send_plain, self): 30,
             functools.partial(clients.send_delayed, self): 12,
@@ -203,11 +203,11 @@ class World:
         self.calm_since = self.clock.monotonic()
 
     def highest_since(self, moment: float) -> int:
-        """What the wall clock told at most since then."""
+        """Return the highest time of the wall clock since then."""
         return max([self.clock.now_ms(), *(wall for at, wall in self.peaks if at >= moment)])
 
     def lowest_between(self, begin: float, end: float) -> float:
-        """What the wall clock was set to at least in that time."""
+        """Return the lowest time to which the wall clock was set in that period."""
         return min((wall for at, wall in self.troughs if begin <= at <= end), default=math.inf)
 
     def _slow(self) -> None:
@@ -237,7 +237,7 @@ class World:
             self.tell("it will die with a table" if self.dies_saved else f"it will die in {self.dies_in}")
 
     def _save_slowly(self) -> None:
-        """Delayed messages come due while tables wait for their sync; the power goes with one that is saved."""
+        """Let delayed messages become due while tables wait for their sync, and cut the power at a save."""
         self.tell("syncs are slow, and it will die with a table")
         before, self.slow_syncs, self.dies_in, self.dies_saved = self.slow_syncs, True, -1, True
         try:
@@ -279,12 +279,12 @@ class World:
         self._after_death(how)
 
     def die_now(self, how: str) -> None:
-        """The process ends here."""
+        """End the process here."""
         self.tell(how)
         self._after_death(how)
 
     def _after_death(self, how: str) -> None:
-        """A process that died of its own, or is killed here."""
+        """Handle the end of a process that died by itself or is killed here."""
         disk = self.server.disk
         self.flushed = self.server.controller.store.flushed_offset
         self.server.die()
@@ -300,7 +300,7 @@ class World:
         self.platter = self.platter.power_cut()
 
     def _stop(self) -> None:
-        """As SIGTERM, or as the broker itself wishes."""
+        """Stop the broker as by SIGTERM, or at its own request."""
         self.tell("stop")
         self._live_on()
         store = self.server.controller.store
@@ -321,7 +321,7 @@ class World:
         promises.check(self)
 
     def _start(self, *, clean: bool = False) -> None:
-        """Until the broker stands."""
+        """Start the broker until it serves."""
         self.ended_at = self.clock.monotonic()
         while True:
             loop = SimLoop(self.clock, self.random)
@@ -361,7 +361,7 @@ class World:
         )
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
-        """An error that nobody answers."""
+        """Record an unhandled error."""
         if not isinstance(what.get("exception"), Killed):
             task = what.get("task") or what.get("future")
             of = getattr(task.get_coro(), "__qualname__", "") if isinstance(task, asyncio.Task) else ""

@@ -1,7 +1,7 @@
-"""One life of a broker: the real member, confirm and epochs, and around them as little I/O as there can be.
+"""One life of a broker: the real member, confirm and epochs, with a minimum of simulated I/O.
 
-It carries out the member's actions one after another, sends and takes the frames of the stream (a HELLO and H2, T1, T2
-with pieces of records), appends what producers send, and answers readers. What it promises it tells `Promises`.
+It executes the member's actions one after another, sends and receives the frames of the stream (a HELLO and H2, T1, T2
+with pieces of records), appends the messages of producers, and answers readers. It reports its promises to `Promises`.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ if TYPE_CHECKING:
 
 TICK = 0.25
 RECONNECT = 0.3
-IDLE = 4.0  # a connection that says nothing for so long is closed
-TELL_EVERY = 0.5  # T1 and T2 without news
+IDLE = 4.0  # A connection that is silent for this long is closed.
+TELL_EVERY = 0.5  # T1 and T2 without news.
 FLUSH_EVERY = 0.5
 POLL_GROUPS = 1.5
 SLAVE_TIMEOUT = 3.0
 ARCHIVE_EVERY = 1.0
 SETTLE_AGAIN = 0.5
-CHECKPOINT = 10.0  # a master writes one within so long
+CHECKPOINT = 10.0  # A master writes one within this time.
 
 Reply = Callable[[str], None]
 
@@ -93,7 +93,7 @@ class _Follower:
 
     def __init__(self, life: Life, now: float) -> None:
         self.life, self.heard = life, now
-        self.next: int | None = None  # what it asks for; its first T1
+        self.next: int | None = None  # The requested position; its first T1.
         self.is_throttled = False
 
 
@@ -106,7 +106,7 @@ class Broker(Process):
         self.from_memory = world.member_rules.acknowledges_from_memory
         self.log.cut_torn_tail()
         disk.epochs.drop_above(self.log.end)
-        self._noted: list[tuple[int, tuple[int, ...]]] = []  # raises by this master, and not saved
+        self._noted: list[tuple[int, tuple[int, ...]]] = []  # Raises by this master that are not saved yet.
         self._read_queues(is_clean=disk.saved.clean)
         disk.saved = world.begin_life(disk.saved, f"i{world.next_number()}", world.member_rules, is_copy)
         self.member: Member = world.member_of(
@@ -123,16 +123,17 @@ class Broker(Process):
         self._following: Follow | None = None
         self._upstream: Connection | None = None
         self._heard_upstream = 0.0
-        self._is_attached = False  # the handshake is over: T2s count
-        self._then: Callable[[], None] | None = None  # after a cut
+        self._is_attached = False  # The handshake is complete: T2s count.
+        self._then: Callable[[], None] | None = None  # After a truncation.
         self._cuts = 0
         self._is_flushing = False
         self._flush_wanted = False
         self._next_offset = [0] * QUEUES
-        self._settled: Confirm | None = None  # the reign of which the log has, or goes on above, all that is archived
-        self._unsaid: deque[tuple[int, ...]] = deque()  # of this reign, for who follows: raises, or that these are all
-        self._heard = 0  # as a slave: what the log says below this of who has settled
-        # Where the log says that its master, or this one, has settled, until that is synced.
+        # The leadership term of which the log has, or resumes above, everything archived.
+        self._settled: Confirm | None = None
+        self._unsaid: deque[tuple[int, ...]] = deque()  # For a slave: the raises of this term, or the end of them.
+        self._heard = 0  # As a slave: settlement records of the log below this position are applied.
+        # The position of the settlement record of its master, or of its own, until that is synced.
         self._saying: tuple[int, ArchiveSettled | MasterSettled] | None = None
         self._polled_groups: tuple[dict[int, int], int] | None = None
         self.told = ""
@@ -144,7 +145,7 @@ class Broker(Process):
 
     @property
     def is_attached(self) -> bool:
-        """As a slave: it has met its master, and gets what that one appends."""
+        """Return whether this slave is connected to its master and receives its appends."""
         return self.member.state is State.SLAVE and self._is_attached
 
     # ---- time
@@ -163,7 +164,7 @@ class Broker(Process):
         self.after(FLUSH_EVERY, self._flush_sometimes)
 
     def _tell(self) -> None:
-        """T1 and T2 without news, and silent connections end."""
+        """Send T1 and T2 without news, and close silent connections."""
         now = self.now()
         if self._upstream is not None:
             if now - self._heard_upstream > IDLE:
@@ -178,7 +179,7 @@ class Broker(Process):
         self.after(TELL_EVERY, self._tell)
 
     def flush(self) -> None:
-        """One at a time; what comes meanwhile is of the next."""
+        """Flush, one at a time; later appends belong to the next flush."""
         if self._is_flushing:
             self._flush_wanted = True
             return
@@ -231,7 +232,7 @@ class Broker(Process):
                 self.after(seconds, done)
 
     def _carry_out(self, action: Action) -> float:
-        """0: done. Else how long it takes; what it changes is changed then."""
+        """Execute an action; return 0 or its duration, after which its changes take effect."""
         match action:
             case Save() | CutTornTail() | BeginEpoch() | Cut() | SyncMetadata():
                 return self.dice.uniform(0.001, 0.02)
@@ -293,7 +294,7 @@ class Broker(Process):
             self.world.promises.promoted(self)
 
     def _ask(self, action: Action) -> None:
-        """Of a controller; of all, for a heartbeat."""
+        """Send a request to a controller; a heartbeat goes to all."""
         world, network = self.world, self.world.network
         if isinstance(action, Heartbeat):
             report = Report(
@@ -320,7 +321,7 @@ class Broker(Process):
         network.ask(self, self.dice.choice(list(world.controllers)), ask, heard)
 
     def _request(self, action: Action) -> tuple[decision.Request, Callable[[decision.Answer], None]]:
-        """What a controller is asked, and what its answer means."""
+        """Build a request to the controller, and interpret its answer."""
         success = ResponseCode.SUCCESS
 
         def seen(answer: decision.Answer, ask: int = 0) -> None:
@@ -470,7 +471,7 @@ class Broker(Process):
             self._push(connection, follower)
 
     def _push(self, connection: Connection, follower: _Follower) -> None:
-        """Catching up is throttled; a frame ends where an epoch ends."""
+        """Send the log to a slave; catching up is throttled, and a frame ends where an epoch ends."""
         while follower.next is not None and follower.next < self.log.end and not follower.is_throttled:
             entry = self.disk.epochs.at(follower.next)
             assert entry is not None
@@ -543,7 +544,7 @@ class Broker(Process):
             self._take_frame(*message[1:])
 
     def _meet(self, connection: Connection, epoch: int, entries: tuple[tuple[int, int], ...], master_end: int) -> None:
-        """Where the two logs part, and the cut."""
+        """Find where the two logs diverge, and truncate there."""
         following, log = self._following, self.log
         if following is None or following.epoch != epoch:
             self.lose_upstream()
@@ -591,7 +592,7 @@ class Broker(Process):
         if self.log.synced >= self.log.end:
             call()
         else:
-            self.flush()  # a report follows
+            self.flush()  # A report follows.
 
     def _cut(self, to: int) -> None:
         self._cuts += 1
@@ -634,7 +635,7 @@ class Broker(Process):
     # ---- the archive
 
     def _archive(self) -> None:
-        """A round of a master, once all that it had at its promotion is confirmed."""
+        """Run a master's archiving round, once everything it had at its promotion is confirmed."""
         self.after(ARCHIVE_EVERY, self._archive)
         confirming, epoch = self.member.confirming, self.member.role.master_epoch
         if confirming is None or self._settled is not confirming or self.member.confirm < confirming.epoch_start:
@@ -655,10 +656,10 @@ class Broker(Process):
 
         self.world.network.ask(self, BUCKET, lambda bucket, reply: reply(tuple(bucket.entries)), heard)
 
-    # ---- the archive that it may lack
+    # ---- archived messages that it may lack
 
     def _settle(self, confirming: Confirm) -> None:
-        """Of a master, before it appends: it takes the archive over, and goes on above all that is in it."""
+        """Settle a master before it appends: it takes the archive over, and resumes above all archived messages."""
         if self.member.confirming is not confirming or self._settled is confirming:
             return
         self.after(SETTLE_AGAIN, lambda: self._settle(confirming))
@@ -708,12 +709,12 @@ class Broker(Process):
         self._say_settled()
 
     def _checkpointed(self, confirming: Confirm) -> None:
-        """A start takes all above the checkpoint as the own log."""
+        """Set the checkpoint: a start treats the log above it as its own."""
         if self.member.confirming is confirming:
             self.disk.is_following = False
 
     def _say_settled(self) -> None:
-        """To who follows, as soon as the log takes it: what was raised, and behind it that this is all."""
+        """Append to the log, as soon as possible, the raised queues and then the end of them, for slaves."""
         confirming = self.member.confirming
         if confirming is None or self._settled is not confirming or not self.world.says_settled:
             return
@@ -732,7 +733,7 @@ class Broker(Process):
         self._has_read_settled()
 
     def _hear_settled(self) -> None:
-        """Of a slave: it does what its log says by now, in order."""
+        """Apply, as a slave, the settlement records of the log in order."""
         log = self.log
         confirmed = log.record_start(min(self.member.confirm, log.whole_end))
         if self.member.state is not State.SLAVE or not self._is_attached or confirmed <= self._heard:
@@ -747,7 +748,7 @@ class Broker(Process):
         return self._has_read_settled()
 
     def _raise(self, upto: int) -> None:
-        """What the log says so far, once."""
+        """Raise queues as recorded in the log so far, once."""
         disk, log = self.disk, self.log
         at = disk.followed
         for record in log.between(at, upto):
@@ -757,7 +758,7 @@ class Broker(Process):
         disk.followed = max(disk.followed, upto)
 
     def _read_queues(self, *, is_clean: bool) -> None:
-        """As the disk has them: at a start, and behind a cut."""
+        """Read the queues from the disk: at a start, and after a truncation."""
         disk, end = self.disk, self.log.end
         self._noted = []
         disk.raises.lose(end)
@@ -775,7 +776,7 @@ class Broker(Process):
     # ---- readers and groups
 
     def pull(self, queue: int, offset: int, reply: Callable[[list[Record] | None], None]) -> None:
-        """None: not here, not now."""
+        """Return messages, or None if this broker cannot answer now."""
         if not self.member.is_readable:
             reply(None)
             return
@@ -811,7 +812,7 @@ class Broker(Process):
         self.world.network.ask(self, following.address, lambda broker, reply: reply(broker.groups()), heard)
 
     def groups(self) -> tuple[dict[int, int], int] | None:
-        """43, with the log's end that the offsets belong to."""
+        """Answer 43, with the log end that the offsets belong to."""
         if self.member.confirming is None:
             return None
         return dict(self.disk.groups), self.log.whole_end

@@ -1,9 +1,9 @@
-"""The archive of the set, as its journal alone: EPOCH entries and what was committed, appended densely by compare.
+"""The archive of the set, reduced to its journal: EPOCH entries and commits, appended by compare-and-swap.
 
-  Epoch    a master takes the archive over; never below one that is there
-  Commit   records of the log from where the last one ended
+  Epoch    a master takes the archive over; never lower than an existing one
+  Commit   records of the log from the end of the last one
 
-A round reaches what is synced by every member of the SSS, in every mode: no master may lose what the archive holds.
+A round reaches only records that every in-sync replica has synced, in every mode: no master may lose archived messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Bucket(Process):
         self.entries: list[Entry] = []
 
     def append(self, index: int, entry: Entry) -> bool:
-        """If nobody else was there first."""
+        """Append if no other entry was appended first."""
         if index != len(self.entries):
             return False
         self.entries.append(entry)
@@ -50,13 +50,13 @@ class Bucket(Process):
 
 
 def archived(entries: Iterable[Entry]) -> list[Record]:
-    """The messages."""
+    """Return the archived messages."""
     commits = (entry for entry in entries if isinstance(entry, Commit))
     return [record for commit in commits for record in commit.records if record.queue != NO_QUEUE]
 
 
 def archived_queue_ends(entries: Iterable[Entry]) -> list[int]:
-    """Above every offset that is in it."""
+    """Return the queue ends above every archived offset."""
     ends = [0] * QUEUES
     for record in archived(entries):
         ends[record.queue] = max(ends[record.queue], record.queue_offset + 1)

@@ -1,4 +1,4 @@
-"""Those who use the set: producers that go on to the next broker when one says nothing, and readers who ask anyone."""
+"""Clients of the set: producers that try the next broker when one does not answer, and readers that use any broker."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SIZES = (100, 100, 100, 100, 160)
 
 
 class Producer(Process):
-    """Sends one after another; each is a message of its own, also after an answer that says nothing."""
+    """Sends messages one after another; after an ambiguous answer the next send is a new message."""
 
     def __init__(self, world: World, host: str) -> None:
         super().__init__(world.turns, host, 0.0)
         self.world = world
         self.is_quiet = False
-        self.answered_at = -1.0  # the last acknowledgement
+        self.answered_at = -1.0  # The last acknowledgement.
         self._target = world.dice.choice(world.hosts)
         self._sent = 0
         self.after(0.1, self._send)
@@ -57,7 +57,7 @@ class Producer(Process):
 
 
 class Reader(Process):
-    """Reads a queue in order, and what it read once again, from anyone; commits where it is."""
+    """Reads a queue in order, and already read parts again, from any broker; commits its offset."""
 
     def __init__(self, world: World, host: str) -> None:
         super().__init__(world.turns, host, 0.0)

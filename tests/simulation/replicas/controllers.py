@@ -1,6 +1,6 @@
-"""A controller: the real decision, and around it as little as there can be: reports in memory, the register, questions.
+"""A controller: the real decisions with minimal surroundings: reports in memory, the register, requests.
 
-A value that was not surely written is answered by silence: who asked asks again, anywhere.
+If a write of a value is not confirmed, the controller does not answer, and the caller asks any controller again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Controller(Process):
         self.reports[broker_id] = dataclasses.replace(report, heard_ms=self.now_ms(), timeout_ms=self.timeout_ms)
 
     def closed(self, broker_id: int, process: str) -> None:
-        """The connection of a member's process ended."""
+        """Handle the end of the connection of a member's process."""
         report = self.reports.get(broker_id)
         if report is not None and report.process == process:
             self.reports[broker_id] = dataclasses.replace(report, connected=False)
@@ -115,7 +115,7 @@ class Controller(Process):
         tries: int,
         candidates: tuple[int, ...],
     ) -> None:
-        """Where the candidates' logs end, as they say now; who says nothing in time, or is another process, is away."""
+        """Ask the candidates for their log ends; one that does not answer in time, or is another process, is absent."""
         heard: dict[int, Asked] = {**asked, **{broker_id: Asked(False) for broker_id in candidates}}
         missing = set(candidates)
         is_done = False
@@ -146,7 +146,7 @@ class Controller(Process):
 
 
 def view_of(value: BrokerSet) -> dict[str, Any]:
-    """The fields of a 1008."""
+    """Return the fields of a 1008."""
     master = value.member(value.master)
     return {
         "master": value.master,

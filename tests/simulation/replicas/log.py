@@ -1,13 +1,13 @@
-"""A member's disk: its log of records, in part only in memory; epochs, saved state, groups' offsets, what was cut.
+"""A member's disk: its partly unsynced log of records, epochs, saved state, groups' offsets and truncated tails.
 
-The log's end may lie within a record: its first bytes came, the rest did not yet. Two records of one size at one place
-pass every check but the one by epochs, as they do in a real log.
+The log may end within a record whose first bytes arrived. As in a real log, two different records of the same size at
+the same position can only be distinguished by their epochs.
 
-A master that goes on above the archive writes what is no message: a gap up to where the archive ends, which queues it
-raised, and that it has settled.
+A master that resumes above the archive appends records that are not messages: a gap up to the archive's end, the queues
+that it raised, and a settlement record.
 
-A queue that is raised goes on higher by its files; a cut, or the start of a slave that was not stopped cleanly, makes
-them anew from the log, and then it goes on so high only where the log has a record that says so. Which do is noted.
+A raised queue continues at a higher offset because of its files. A truncation, or the start of a slave after an unclean
+stop, rebuilds the files from the log; then the raise survives only if the log has a record of it. The disk tracks this.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from broker.ha.member_events import Saved
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A message. Two are the same one if they are the same object: what is copied is not."""
+    """A message. Two records are equal only if they are the same object: a copy is not equal."""
 
     uid: int
     queue: int
     queue_offset: int
     size: int
-    epoch: int  # in which it was written
+    epoch: int  # The epoch in which it was written.
     writer: int
-    raises: tuple[int, ...] = ()  # of the metadata log: where each queue goes on
-    settles: bool = False  # of the metadata log: its writer has settled the archive in its epoch
+    raises: tuple[int, ...] = ()  # In the metadata log: the offset at which each queue resumes.
+    settles: bool = False  # In the metadata log: its writer has settled the archive in its epoch.
 
     def __repr__(self) -> str:
         return f"m{self.uid}(q{self.queue}:{self.queue_offset} e{self.epoch} by {self.writer})"
 
 
-Piece = tuple[Record, int, int]  # of a record, from, how many bytes
+Piece = tuple[Record, int, int]  # A piece of a record: start and number of bytes.
 
 QUEUES = 2
-NO_QUEUE = -1  # of a record that is no message
+NO_QUEUE = -1  # Its record is not a message.
 BOOK_SIZE = 50
 
 
@@ -52,7 +52,7 @@ class Log:
         self._ends: list[int] = []
         self.partial: tuple[Record, int] | None = None
         self.synced = 0
-        # With where each ends; None: below where its queue was raised.
+        # With the end of each; None: below the offset to which its queue was raised.
         self.queues: list[list[tuple[Record | None, int]]] = [[] for _ in range(QUEUES)]
 
     @property
@@ -64,7 +64,7 @@ class Log:
         return self.whole_end + (self.partial[1] if self.partial is not None else 0)
 
     def end_of(self, record: Record) -> int | None:
-        """Where it ends, if it is here."""
+        """Return the end of the record, if it is here."""
         if record.queue == NO_QUEUE:
             return None
         queue = self.queues[record.queue]
@@ -87,14 +87,14 @@ class Log:
         if record.queue == NO_QUEUE:
             return
         queue = self.queues[record.queue]
-        if record.queue_offset < len(queue):  # given twice: the later one is found
+        if record.queue_offset < len(queue):  # Assigned twice: the later one is found.
             queue[record.queue_offset] = record, end
         else:
             queue += [(None, 0)] * (record.queue_offset - len(queue))
             queue.append((record, end))
 
     def read(self, offset: int, upto: int) -> list[Piece]:
-        """The bytes from `offset` on, in pieces."""
+        """Return the bytes from `offset` on, in pieces."""
         pieces: list[Piece] = []
         index = bisect_right(self._ends, offset)
         while offset < upto and index < len(self.records):
@@ -107,7 +107,7 @@ class Log:
         return pieces
 
     def append_piece(self, piece: Piece) -> bool:
-        """What came from the master. False: it does not go with what is here (its CRC is wrong)."""
+        """Append a piece from the master; return False if it does not fit the log (its CRC is wrong)."""
         record, skip, take = piece
         if self.partial is not None:
             held, there = self.partial
@@ -127,16 +127,16 @@ class Log:
         self.synced = min(self.synced, self.end)
 
     def between(self, start: int, end: int) -> tuple[Record, ...]:
-        """The whole records of a range that begins and ends where records do."""
+        """Return the whole records of a range that begins and ends at record boundaries."""
         return tuple(self.records[bisect_left(self._ends, start + 1) : bisect_right(self._ends, end)])
 
     def record_start(self, position: int) -> int:
-        """Of the record that holds it, or the position where one ends."""
+        """Return the start of the record at this position, or the position if it is a boundary."""
         index = bisect_right(self._ends, position)
         return self._ends[index - 1] if index else 0
 
     def truncate(self, to: int) -> list[Record]:
-        """To a record's start. What was cut."""
+        """Truncate to the start of a record; return the truncated records."""
         self.partial = None
         keep = bisect_left(self._ends, to + 1)
         assert (self._ends[keep - 1] if keep else 0) == to, f"cut to {to}, within a record"
@@ -147,7 +147,7 @@ class Log:
         return gone
 
     def lose_unsynced(self, dice: random.Random) -> list[Record]:
-        """The power went: what was not synced is there or not. What was lost."""
+        """Simulate a power cut, after which unsynced records may or may not exist; return the lost ones."""
         upto = dice.choice((self.synced, self.synced, dice.randint(self.synced, self.end)))
         self.partial = None
         gone = self.truncate(self.record_start(upto))
@@ -168,31 +168,32 @@ class Log:
 
 @dataclass
 class Raises:
-    """Where queues go on above their last record."""
+    """Queues that resume above their last record."""
 
-    goes_on: list[int] = field(default_factory=lambda: [0] * QUEUES)  # at least, by the queue's files
-    noted: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # where a record ends that says so, and what
+    goes_on: list[int] = field(default_factory=lambda: [0] * QUEUES)  # At least, by the queue's files.
+    # The end of the log record of the raise, and its value.
+    noted: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     def copied(self) -> Raises:
         return Raises(list(self.goes_on), list(self.noted))
 
     def go_on(self, ends: tuple[int, ...], said_at: int | None = None) -> None:
-        """`said_at`: where the record ends by which a slave does so."""
+        """Raise a queue; `said_at` is the end of the record because of which a slave does so."""
         self.goes_on = [max(before, end) for before, end in zip(self.goes_on, ends, strict=True)]
         if said_at is not None:
             self.noted.append((said_at, ends))
 
     def came(self, record: Record) -> None:
-        """From a master, whose word it is where its queue goes on."""
+        """Apply a record of the master, which determines the next offset of its queue."""
         if record.queue != NO_QUEUE and record.queue_offset < self.goes_on[record.queue]:
             self.goes_on[record.queue] = 0
 
     def lose(self, log_end: int) -> None:
-        """What is said above is not said any more."""
+        """Forget the raises recorded above this position."""
         self.noted = [one for one in self.noted if one[0] <= log_end]
 
     def make_anew(self, log: Log) -> None:
-        """Queues by what the log has: one without a record in it stays where it was to begin."""
+        """Rebuild queues from the log; one without a record of a raise resumes at its original offset."""
         for queue in range(QUEUES):
             if log.queues[queue]:
                 self.goes_on[queue] = max((ends[queue] for _, ends in self.noted), default=0)
@@ -200,7 +201,7 @@ class Raises:
 
 @dataclass
 class Disk:
-    """A data directory. What is saved is synced at once; a log's bytes are where `Log` says."""
+    """A data directory. Saved state is synced at once; the bytes of a log are as `Log` describes."""
 
     log: Log = field(default_factory=Log)
     epochs: EpochCache = field(default_factory=EpochCache)
@@ -209,11 +210,11 @@ class Disk:
     groups: dict[int, int] = field(default_factory=dict)  # queue -> offset of the one group
     diverged: list[Record] = field(default_factory=list)
     raises: Raises = field(default_factory=Raises)
-    followed: int = 0  # what the log says of queues below this is done
-    is_following: bool = False  # the log above the checkpoint may be a master's
+    followed: int = 0  # Queue records of the log below this position are applied.
+    is_following: bool = False  # The log above the checkpoint may be from a master.
 
     def copied(self) -> Disk:
-        """Another directory with the same content: the same messages, not copies of them."""
+        """Return another directory with the same content, sharing the message objects."""
         return Disk(
             self.log.copied(), EpochCache(self.epochs.entries()), self.saved, self.followed_epoch, dict(self.groups),
             list(self.diverged), self.raises.copied(), self.followed, self.is_following,

@@ -1,8 +1,8 @@
-"""Virtual time, processes that freeze and die, and what lies between them: single messages, and connections.
+"""Virtual time, processes that freeze and die, and the network: single messages, and connections.
 
-A message takes a moment, sometimes long, and may be lost; two overtake one another. What is sent over a connection
-comes in order and whole: while the link is cut it waits, as TCP sends again. An end that is closed, or whose process
-was killed, is told to the other one behind all that was sent; one that lost its power tells nothing.
+A message takes a short time, sometimes a long one, and may be lost; two messages may be reordered. A connection
+delivers in order and completely: while the link is cut its data wait, like in TCP's retransmission. The peer of a
+closed end or of a killed process is notified after all sent data; a power failure causes no notification.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 Call = Callable[[], None]
 
-AGAIN = 0.2  # TCP tries again
+AGAIN = 0.2  # TCP retransmits.
 
 
 class Turns:
-    """One thing after another, in the order of their times."""
+    """Events in the order of their times."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -42,7 +42,7 @@ class Turns:
 
 
 class Process:
-    """One life of a program on a machine. What comes while it is frozen waits; what comes after its end is lost."""
+    """One life of a program on a machine. Data for a frozen process wait; data for a dead one are lost."""
 
     def __init__(self, turns: Turns, host: str, clock_base: float) -> None:
         self.turns, self.host, self.clock_base = turns, host, clock_base
@@ -51,7 +51,7 @@ class Process:
         self._backlog: deque[Call] = deque()
 
     def now(self) -> float:
-        """Its machine's monotonic clock."""
+        """Return the machine's monotonic clock."""
         return self.turns.now + self.clock_base
 
     def deliver(self, call: Call) -> None:
@@ -64,7 +64,7 @@ class Process:
         self.turns.after(seconds, lambda: self.deliver(call))
 
     def accept(self, connection: Connection) -> None:
-        """Somebody connected and said something."""
+        """Accept a connection with its first data."""
         connection.close(self)
 
     def freeze(self) -> None:
@@ -76,7 +76,7 @@ class Process:
             self._backlog.popleft()()
 
     def die(self, *, tells: bool) -> None:
-        """`tells`: its machine lives on and closes what it left open."""
+        """End the process; with `tells` its machine keeps running and closes the connections."""
         self.is_alive = self.is_frozen = False
         self._backlog.clear()
         for connection in tuple(self.connections):
@@ -89,10 +89,10 @@ class Process:
 class Network:
     def __init__(self, turns: Turns, dice: random.Random) -> None:
         self.turns, self._dice = turns, dice
-        self.hosts: dict[str, Process] = {}  # who listens there now
-        self.cut: set[tuple[str, str]] = set()  # from, to
+        self.hosts: dict[str, Process] = {}  # The process that listens there now.
+        self.cut: set[tuple[str, str]] = set()  # (source, target) of the cut directions.
         self.loss = 0.0
-        self.late = 0.0  # how often a message takes long
+        self.late = 0.0  # The probability that a message takes long.
 
     def delay(self) -> float:
         if self.late and self._dice.random() < self.late:
@@ -107,7 +107,7 @@ class Network:
         self.loss = self.late = 0.0
 
     def post(self, source: Process, target: str, call: Callable[[Any], None]) -> None:
-        """A message: `call` gets the process that listens at the target when it arrives."""
+        """Send a message: `call` gets the process that listens at the target when it arrives."""
         host = source.host
         if self.is_cut(host, target) or (self.loss and self._dice.random() < self.loss):
             return
@@ -126,7 +126,7 @@ class Network:
         question: Callable[[Any, Callable[[Any], None]], None],
         heard: Callable[[Any], None],
     ) -> None:
-        """`question` gets the process there and a function for its answer; one that is lost is never heard of."""
+        """Send a request: `question` gets the process there and a function for its answer. An answer may be lost."""
 
         def asked(there: Process) -> None:
             def answer(value: Any) -> None:
@@ -152,20 +152,20 @@ class Network:
         self.turns.after(self.delay(), arrive)
 
     def connect(self, source: Process, target: str) -> Connection | None:
-        """None: nobody listens there. A link that is cut takes the connection, and carries nothing."""
+        """Connect, or return None if no process listens there. A connection over a cut link carries nothing."""
         there = self.hosts.get(target)
         return Connection(self, source, there) if there is not None and there.is_alive else None
 
 
 class Connection:
-    """Two ends. Each sets `received` and `closed` for its side."""
+    """Two ends. Each side sets `received` and `closed`."""
 
     def __init__(self, network: Network, client: Process, server: Process) -> None:
         self.network, self.client, self.server = network, client, server
         self.received: dict[Process, Callable[[Any], None]] = {}
         self.closed: dict[Process, Call] = {}
         self._open = {client: True, server: True}
-        self._under_way: dict[Process, deque[tuple[float, Any]]] = {client: deque(), server: deque()}  # by who gets it
+        self._under_way: dict[Process, deque[tuple[float, Any]]] = {client: deque(), server: deque()}  # By receiver.
         client.connections.append(self)
         server.connections.append(self)
 
@@ -225,13 +225,13 @@ class Connection:
                 self.closed[target]()
 
     def _reset_by(self, target: Process) -> None:
-        """Who sends to a process that is no more learns it, if its machine is there again."""
+        """Reset the connection of a sender to a dead process, if the machine of that process runs again."""
         present = self.network.hosts.get(target.host)
         if present is not None and present is not target:
             self._put(self.other(target), _END)
 
     def close(self, by: Process) -> None:
-        """By one end: it hears nothing more of it, the other one learns it behind what was sent."""
+        """Close one end: it receives nothing any longer, and the other is notified after all sent data."""
         if not self._open[by]:
             return
         self._open[by] = False
@@ -239,7 +239,7 @@ class Connection:
         self._put(self.other(by), _END)
 
     def vanish(self, by: Process) -> None:
-        """Its machine is without power: nothing more comes from it."""
+        """Cut the power of an end: it sends nothing any longer."""
         self._open[by] = False
         self._under_way[self.other(by)].clear()
         self._forget(by)

@@ -1,18 +1,17 @@
-"""What a broker set promised, and whether it is so.
+"""The promises of a broker set, and their verification.
 
-kept        what was acknowledged, and in the modes that wait for the set what was shown to a reader, is in the log of
-            each master that is elected afterwards. Excused: power cuts took it from each member that was trusted to
-            have it. `async`: what is acknowledged is in the last master's log, or in somebody's `diverged/`, or every
-            copy of it went with the power
-once        no offset of a queue is two messages, among those that were acknowledged or shown
-copies      `sync`: an acknowledged message is with as many members as minInSyncReplicas says, on their disks under
-            SYNC_FLUSH
-one         at most one member acknowledges in an epoch
-order       a queue's offsets ascend, in each log, without a gap but where a master went on above the archive
-archive     holds the log's records, each offset of a queue once and none left out; whoever is elected has them all, for
-            they were synced by each member that could be. Excused: disks that died; but no offset that it has is given
-            to another message then either
-groups      a group is never beyond its queue's end, and has an offset that somebody committed
+kept        each acknowledged message, and in the modes that wait for slaves each visible one, is in the log of every
+            master elected afterwards. Exception: power cuts took it from each member that was trusted to have it.
+            `async`: an acknowledged message is in the last master's log, or in some `diverged/`, or all its copies were
+            lost in power cuts
+once        no offset of a queue has two messages, among those that were acknowledged or visible copies      `sync`: an
+acknowledged message is on at least minInSyncReplicas members, synced under SYNC_FLUSH one         at most one member
+acknowledges in an epoch order       a queue's offsets ascend in each log, without a gap except where a master resumed
+above the archive archive     contains the log's records, each offset of a queue once and without gaps; every elected
+master has them all,
+            because each eligible member had synced them. Exception: lost disks; but even then no archived offset is
+            assigned to another message
+groups      a group's offset is never beyond its queue's end, and is one that a client committed
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Promises:
         self.acked: set[Record] = set()
         self.seen: set[Record] = set()
         self.excused: set[Record] = set()
-        self._gone: set[Record] = set()  # with a disk
+        self._gone: set[Record] = set()  # With a disk.
         self._at: dict[tuple[int, int], Record] = {}
-        self._who: dict[int, int] = {}  # epoch -> who acknowledged in it
+        self._who: dict[int, int] = {}  # epoch -> members that acknowledged in it
         self._committed: set[tuple[int, int]] = set()
-        self._went: dict[Record, set[str]] = {}  # with the power, perhaps after it was reported
-        self._raised: set[tuple[int, int]] = set()  # queues, where they went on
+        self._went: dict[Record, set[str]] = {}  # Lost in a power cut, perhaps after it was reported.
+        self._raised: set[tuple[int, int]] = set()  # Queues and the offsets at which they resumed.
 
     @property
     def must_keep(self) -> set[Record]:
@@ -49,10 +48,10 @@ class Promises:
     def fail(self, what: str) -> None:
         raise Violation(what)
 
-    # ---- what is promised
+    # ---- recording of promises
 
     def appended(self, record: Record) -> None:
-        """Nothing yet."""
+        """Record an appended message, which is not promised yet."""
 
     def acknowledged(self, broker: Broker, record: Record) -> None:
         epoch, who = broker.member.role.master_epoch, broker.member.broker_id
@@ -80,13 +79,13 @@ class Promises:
         self.world.counts["acknowledged"] += 1
 
     def _not_archived(self, broker: Broker, record: Record) -> None:
-        """Where nobody waits for the others, who is no master any more may give an offset and not know that."""
+        """Check that an acknowledged message does not have the place of another archived one."""
         there = next((one for one in self.world.bucket.archived if _place(one) == _place(record)), record)
         if there is not record:
             self.fail(f"archive: {broker.host} acknowledges {record}, and {there} is archived there")
 
     def raised(self, queue: int, offset: int) -> None:
-        """By a master that goes on above the archive."""
+        """Record the queues raised by a master that resumes above the archive."""
         self._raised.add((queue, offset))
         self.world.counts["queues raised"] += 1
 
@@ -105,34 +104,36 @@ class Promises:
             self._at[key] = record
             return
         if record in self.excused:
-            return  # power took it from its set, and who has not heard of that yet still shows it
+            # A power cut took it from the in-sync replicas, and a member that does not know that still exposes it.
+            return
         self.fail(f"once: {key} is {other} and {record}")
 
     def committed(self, queue: int, offset: int) -> None:
         self._committed.add((queue, offset))
 
-    # ---- what befalls it
+    # ---- faults
 
     def cut(self, broker: Broker, gone: list[Record]) -> None:
-        """By the protocol: kept in `diverged/`, so in `async` it is not lost. Else it must be with a master."""
+        """Record a truncation by the protocol: `diverged/` keeps it, so in `async` it is not lost; otherwise a master
+        must have it."""
 
     def lost(self, host: str, gone: list[Record], *, with_disk: bool = False) -> None:
-        """A power cut, or a disk that died."""
+        """Record records lost in a power cut or with a disk."""
         for record in gone:
             self._went.setdefault(record, set()).add(host)
         trusted = self.world.trusted() if self.world.waits else list(self.world.machines.values())
         others = [machine for machine in trusted if machine.host != host]
-        for record in gone:  # also one that nobody was told of: what it was reported with may be on its way
+        for record in gone:  # Also an unpromised message: a report that covers it may be on its way.
             diverged = not self.world.waits and any(record in machine.disk.diverged for machine in others)
             if not diverged and not any(machine.disk.log.has(record) for machine in others):
                 self.excused.add(record)
                 if with_disk:
                     self._gone.add(record)
 
-    # ---- whether it is so
+    # ---- verification
 
     def promoted(self, broker: Broker) -> None:
-        """A master begins to serve. One that the register does not name any more can't acknowledge alone."""
+        """Check a master that begins to serve. One that the register no longer names cannot acknowledge alone."""
         self._order(broker)
         value = self.world.register.value
         role = broker.member.role
@@ -153,7 +154,7 @@ class Promises:
                 self.fail(f"groups: {broker.host} is master, queue {queue} ends at {end}, the group is at {offset}")
 
     def at_rest(self, master: Broker) -> None:
-        """All is healed: nothing may be missing."""
+        """Check after all faults are healed: nothing may be missing."""
         missing = [record for record in self.must_keep if not master.log.has(record)]
         if not self.world.waits:
             kept = {record for machine in self.world.machines.values() for record in machine.disk.diverged}
@@ -165,7 +166,7 @@ class Promises:
         self.world.counts["archived"] += len(self.world.bucket.archived)
 
     def archive(self) -> None:
-        """Its own order."""
+        """Check the archive's own order."""
         following = [0] * QUEUES
         for record in self.world.bucket.archived:
             if record.queue_offset < following[record.queue]:

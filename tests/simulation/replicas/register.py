@@ -1,4 +1,4 @@
-"""What keeps the broker sets: one value, changed by compare-and-swap. It can be set back to what it was, and wiped."""
+"""The register of broker sets: one value, changed by compare-and-swap. It can be rolled back and wiped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOST = "register"
 
 
 class Register(Process):
-    """A process that has no memory but its value; who asks, asks through the network."""
+    """A process whose only state is its value; it is accessed through the network."""
 
     def __init__(self, turns: Turns) -> None:
         super().__init__(turns, HOST, 0.0)
@@ -21,7 +21,7 @@ class Register(Process):
         return self.value, self.revision
 
     def put(self, value: BrokerSet, expected: tuple[BrokerSet | None, int]) -> bool:
-        """Compares the value as well: a register that was set back gives revisions twice."""
+        """Write with compare-and-swap on the value as well, because a rolled back register repeats revisions."""
         if (self.value, self.revision) != expected:
             return False
         self.revision += 1
@@ -31,7 +31,7 @@ class Register(Process):
         return True
 
     def set_back(self, value: BrokerSet | None) -> None:
-        """A backup is restored; None: the register is wiped."""
+        """Restore a backup, or wipe the register if it is None."""
         if self.value is not None:
             self.history.append(self.value)
         self.value = value

@@ -1,7 +1,7 @@
-"""Each rule that guards an interleaving is broken here, alone, and seeds find it: the simulation can see.
+"""Each rule that guards an interleaving is broken here, one at a time, and some seeds find it.
 
-A world below has one wrong rule and, where the interleaving is rare, fewer kinds of faults. The same seeds with the
-right rule break nothing: that is told first.
+Each world below has one wrong rule and, if the interleaving is rare, fewer kinds of faults. The first test checks that
+the same seeds with the correct rules break nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEEDS = range(150)
 
 
 class Sync(World):
-    """Three members that wait for one another, acknowledging from memory."""
+    """Three synchronous members that acknowledge from memory."""
 
     mode = Replication.SYNC
     size = 3
@@ -49,7 +49,7 @@ class Available(Sync):
 
 
 class LosesAnswers(Available):
-    """What controllers tell is lost or late, masters die."""
+    """Answers of controllers are lost or late, and masters die."""
 
     def faults(self) -> dict[Callable[[], None], int]:
         return {
@@ -65,14 +65,14 @@ class LosesAnswers(Available):
 
 
 class LosesPower(Sync):
-    """Nothing else, and all at once as often as one."""
+    """Only power cuts, of one member or of all at once."""
 
     def faults(self) -> dict[Callable[[], None], int]:
         return {self._power_cut_of_all: 3, self._power_cut: 4, self._start_one: 10, self._slow_disk: 2}
 
 
 class Repeats(Sync):
-    """One story again and again, at rest between."""
+    """One story that is repeated, with rest in between."""
 
     def choose(self) -> None:
         super().choose()
@@ -94,14 +94,14 @@ class Repeats(Sync):
         self.turns.run(self.dice.uniform(least, most))
 
     def present(self, broker: Broker) -> Broker:
-        """Who runs now where this one did."""
+        """Return the process that runs now in place of this one."""
         now = self.machines[broker.host].broker
         assert now is not None
         return now
 
 
 class JoinsUnheard(Repeats):
-    """A slave is taken into the set, the master does not hear of it and sends it nothing more, and dies."""
+    """A slave joins the in-sync replicas, but the master is not informed, stops sending to it, and dies."""
 
     mode = Replication.SYNC_AVAILABLE
     size = 2
@@ -120,7 +120,7 @@ class JoinsUnheard(Repeats):
 
 
 def _found(world: type[World], known: int) -> str:
-    """The first broken promise: by the seed that is known to find it, or, where histories have changed, by any."""
+    """Return the first broken promise, with the seed known to find it, or with any seed if histories have changed."""
     for seed in (known, *SEEDS):
         try:
             world(seed).run()
@@ -129,11 +129,11 @@ def _found(world: type[World], known: int) -> str:
     return "nothing is found"
 
 
-# ---- what counts as confirmed
+# ---- the confirmed offset
 
 
 class _CountsWhatIsInForce(Confirm):
-    """While a change is asked for only the present members count, and it is let go when its answer is late."""
+    """During a requested change only the current members count, and the change is dropped if its answer is late."""
 
     def asked(self, members: Any) -> int:
         based_on = super().asked(members)
@@ -147,7 +147,7 @@ class CountsWhatIsInForce(JoinsUnheard):
 
 
 class _Anticipates(Confirm):
-    """A change is in force when it is asked for."""
+    """A change takes effect when it is requested."""
 
     def asked(self, members: Any) -> int:
         based_on = super().asked(members)
@@ -162,7 +162,7 @@ class Anticipates(LosesAnswers):
 
 
 class _SecondOfThree(Confirm):
-    """The second of three is enough."""
+    """Two of three members suffice."""
 
     def _advance(self) -> None:
         ends = sorted([self._own_end, *(self.end_of(member) for member in self._counted)], reverse=True)
@@ -174,7 +174,7 @@ class _SecondOfThree(Confirm):
 
 
 class LastsWithOne(Repeats):
-    """A slave gets nothing more, the other one dies, then the master."""
+    """One slave receives nothing any longer, the other one dies, then the master."""
 
     def befalls(self, master: Broker, slave: Broker) -> None:
         self.network.cut.add((master.host, slave.host))
@@ -192,7 +192,7 @@ class SecondOfThree(LastsWithOne):
 
 
 class _Remembers(Confirm):
-    """What a slave reported on a connection that is gone counts on."""
+    """A slave's report on a closed connection still counts."""
 
     def disconnected(self, member: int, connection: object, now: float) -> None:
         pass
@@ -228,7 +228,7 @@ class Remembers(LosesItsTail):
 
 
 class _ShrinksBelow(Confirm):
-    """`sync` shrinks to the master, and acknowledges there."""
+    """`sync` shrinks to the master alone, which acknowledges."""
 
     @property
     def _least(self) -> int:
@@ -246,7 +246,7 @@ class ShrinksBelow(Sync):
 
 
 class _ConfirmsItsOwn(Member):
-    """A slave shows its readers all that it has."""
+    """A slave exposes all of its log to readers."""
 
     @property
     def confirm(self) -> int:
@@ -257,11 +257,11 @@ class ShowsAll(Sync):
     member_class = _ConfirmsItsOwn
 
 
-# ---- what a life is
+# ---- incarnations
 
 
 class KeepsItsIncarnation(LosesItsTail):
-    """Who lost what it acknowledged from memory comes back as who it was."""
+    """A member that lost messages it acknowledged from memory keeps its identity."""
 
     def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
         return super().begin_life(msgspec.structs.replace(saved, clean=True), new_incarnation, rules, is_copy)
@@ -274,7 +274,7 @@ class _NeverRegistersAgain(Member):
 
 
 class NeverRegistersAgain(World):
-    """A late registration of a former life stands."""
+    """A late registration of a former life remains valid."""
 
     member_class = _NeverRegistersAgain
 
@@ -286,7 +286,7 @@ class NeverRegistersAgain(World):
 
 
 class _KeepsFollowing(Member):
-    """Who becomes master keeps its connection to the former one."""
+    """A member that becomes master keeps its connection to the former master."""
 
     def happens(self, event: Any, now: float) -> list[Action]:
         actions = super().happens(event, now)
@@ -300,23 +300,24 @@ class KeepsFollowing(Sync):
 
 
 class CountsQueuesByConfirm(Sync):
-    """The next offset of a queue is above what is confirmed, not above all that is there."""
+    """The next offset of a queue follows the confirmed offset instead of the log end."""
 
     def next_queue_offset(self, broker: Broker, queue: int) -> int:
         return sum(end <= broker.member.confirm for _, end in broker.log.queues[queue])
 
 
 class _KeepsTheFormerEpoch(EpochCache):
-    """An epoch with the last one's start is not taken: the master goes on under the former one's name."""
+    """An epoch with the same start as the last one is rejected: the master continues under the former epoch."""
 
     def assign(self, epoch: int, start: int) -> bool:
         return False if len(self) and start == self.last_start else super().assign(epoch, start)
 
 
 class ElectsInSilence(Repeats):
-    """Two elections without a write between them, and the first of the two masters has bytes that nobody else has."""
+    """Two elections occur without a write in between, and the first of the two masters has bytes that no other member
+    has."""
 
-    says_settled = False  # that is a write
+    says_settled = False  # That is a write.
 
     def befalls(self, master: Broker, slave: Broker) -> None:
         self._quiet()
@@ -339,14 +340,14 @@ class KeepsTheFormerEpoch(ElectsInSilence):
 
 
 class KeepsEmptyEpochs(World):
-    """An epoch without a byte stays where nothing is cut."""
+    """An epoch without a byte is kept if nothing is truncated."""
 
     def drop_epochs(self, disk: Disk, point: int) -> None:
         pass
 
 
 class ReconnectsSlowly(Repeats):
-    """A slave loses its connection, and its master dies before it has caught up."""
+    """A slave loses its connection, and its master dies before the slave has caught up."""
 
     mode = Replication.SYNC_AVAILABLE
     size = 2
@@ -360,14 +361,14 @@ class ReconnectsSlowly(Repeats):
 
 
 class CutsToItsConfirm(ReconnectsSlowly):
-    """A slave cuts to its own confirm, which lags behind what it has acknowledged."""
+    """A slave truncates to its own confirmed offset, which is lower than what it has acknowledged."""
 
     def cut_point(self, *logs: Any, **others: Any) -> int | None:
         point = super().cut_point(*logs, **others)
         return None if point is None else min(point, others["last_confirm"])
 
 
-# ---- what a controller decides
+# ---- decisions of a controller
 
 
 def _with(decided: Decision | Ask, **changes: Any) -> Decision | Ask:
@@ -377,7 +378,7 @@ def _with(decided: Decision | Ask, **changes: Any) -> Decision | Ask:
 
 
 class NobodyIsUnclean(LosesPower):
-    """Who comes back without what it acknowledged counts as who it was."""
+    """A member that returns without acknowledged messages keeps its eligibility."""
 
     def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
         if isinstance(request, RegisterBroker) and value is not None:
@@ -390,7 +391,7 @@ class NobodyIsUnclean(LosesPower):
 
 
 class ElectsTheFirstThatIsBack(LosesPower):
-    """All came back unclean: who is there first is master."""
+    """All members return unclean, and the first one becomes master."""
 
     def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
         if value is not None and len(value.unclean) > 1 and not (value.sync_state_set or value.eligible):
@@ -406,7 +407,7 @@ class ElectsTheFirstThatIsBack(LosesPower):
 
 
 class EligibleForEver(Available):
-    """Who was in the set once may be elected for ever."""
+    """A former in-sync replica stays eligible for ever."""
 
     def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
         decided = super().decide(value, reports, request, now_ms, rules)
@@ -418,7 +419,7 @@ class EligibleForEver(Available):
 
 
 class GoesAsItJoins(Repeats):
-    """A slave is back, the request that takes it into the set is lost, and it goes for good: the others go on."""
+    """A slave returns, the request to join it is lost, and it disappears for good: the others must continue."""
 
     def befalls(self, master: Broker, slave: Broker) -> None:
         self._die(slave, power=False)
@@ -438,7 +439,7 @@ class GoesAsItJoins(Repeats):
 
 
 class NeverSettles(GoesAsItJoins):
-    """The present set is no change, also for a master that does not know what became of its last one."""
+    """The current set is not a change, even for a master that does not know the outcome of its last one."""
 
     def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
         if isinstance(request, AlterSyncStateSet):
@@ -447,7 +448,7 @@ class NeverSettles(GoesAsItJoins):
 
 
 class ElectsByHeartbeats(LosesPower):
-    """Candidates are not asked: what they said a second ago counts, also of those that came back unclean."""
+    """Candidates are not asked: their heartbeats of a second ago count, also those of members that returned unclean."""
 
     def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
         told = {
@@ -458,7 +459,7 @@ class ElectsByHeartbeats(LosesPower):
 
 
 class ForgetsTheRegister(Sync):
-    """The register is set back again and again; members die."""
+    """The register is rolled back repeatedly, and members die."""
 
     def faults(self) -> dict[Callable[[], None], int]:
         return {
@@ -473,7 +474,7 @@ class ForgetsTheRegister(Sync):
 
 
 class TrustsARestoredRegister(ForgetsTheRegister):
-    """Nobody looks at the epochs that members know."""
+    """The epochs that members know are ignored."""
 
     def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
         blind = {
@@ -484,7 +485,7 @@ class TrustsARestoredRegister(ForgetsTheRegister):
 
 
 class RegistersNobodyWhileFrozen(ForgetsTheRegister):
-    """Who starts while the set is frozen is not known, so that an operator can't designate it."""
+    """A member that starts while the set is frozen is not registered, so an operator cannot designate it."""
 
     def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
         if isinstance(request, RegisterBroker) and value is not None and value.frozen is not None:
@@ -493,7 +494,7 @@ class RegistersNobodyWhileFrozen(ForgetsTheRegister):
 
 
 class RestoresDirectories(Available):
-    """Directories are restored from copies that were made while they were in use, what is acknowledged is on disks."""
+    """Directories are restored from copies made while they were in use; acknowledged messages are on disks."""
 
     from_memory = False
 
@@ -510,7 +511,7 @@ class RestoresDirectories(Available):
 
 
 class TakesACopyForTheOriginal(RestoresDirectories):
-    """A directory that was restored from a copy is who it was."""
+    """A directory restored from a copy keeps its identity."""
 
     def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
         return super().begin_life(saved, new_incarnation, rules, False)
@@ -520,22 +521,24 @@ class TakesACopyForTheOriginal(RestoresDirectories):
 
 
 class SyncsSlowly(LosesPower):
-    """What is acknowledged from memory is synced seconds later."""
+    """Messages acknowledged from memory are synced seconds later."""
 
     def flush_time(self, host: str) -> float:
         return super().flush_time(host) + 3.0
 
 
 class ArchivesWhatIsConfirmed(SyncsSlowly):
-    """A round reaches what is acknowledged, from memory; then all lose their power."""
+    """A round archives messages acknowledged from memory; then all members lose their power."""
 
     def archivable(self, broker: Broker) -> int:
         return broker.member.confirm
 
 
 class LosesWhatIsArchived(Repeats):
-    """A master goes on alone, archives that, and is gone with its disk. An operator designates one that lacks it, while
-    the bucket is away; that one takes another in, and dies: before the bucket is back, or soon after.
+    """A master that runs alone archives its messages, and is lost with its disk.
+
+    An operator designates a member that lacks them while the bucket is unreachable. That member adds another one, and
+    dies before the bucket is reachable, or soon after.
     """
 
     mode = Replication.SYNC_AVAILABLE
@@ -569,7 +572,7 @@ class LosesWhatIsArchived(Repeats):
         self.goes_on(1.0, 6.0)
 
     def settled(self, others: list[str]) -> None:
-        """Perhaps: the bucket is back."""
+        """Act once the bucket is reachable again; the default is to do nothing."""
 
     def _elected(self, hosts: list[str]) -> Broker | None:
         for _ in range(40):
@@ -587,7 +590,7 @@ class LosesWhatIsArchivedToo(LosesWhatIsArchived):
 
 
 class RestartsWhoFollows(LosesWhatIsArchived):
-    """Who follows dies, too, once the queues are raised, and is back before its master dies; nobody sends anything."""
+    """A slave dies after the queues are raised, and returns before its master dies; no messages are sent."""
 
     def settled(self, others: list[str]) -> None:
         for producer in self.producers:
@@ -603,7 +606,7 @@ class RestartsWhoFollows(LosesWhatIsArchived):
 
 
 class _TrustsItsMaster(Member):
-    """Who is in sync counts as one that has what is archived."""
+    """An in-sync replica counts as having all archived messages."""
 
     def _take_view(self, view: View) -> None:
         self.saved = msgspec.structs.replace(self.saved, settled_in=view.master_epoch)
@@ -615,14 +618,14 @@ class TrustsItsMaster(LosesWhatIsArchived):
 
 
 class RaisesInItsOwnFilesAlone(LosesWhatIsArchived):
-    """The log does not say it to slaves; that the master has settled they hear."""
+    """The log has no record of the raise for slaves, but they learn that the master has settled."""
 
     def raised_by(self, record: Record) -> tuple[int, ...]:
         return ()
 
 
 class _KeepsNoRaise(Raises):
-    """A slave notes nothing of what its log says."""
+    """A slave ignores the raises recorded in its log."""
 
     def go_on(self, ends: tuple[int, ...], said_at: int | None = None) -> None:
         super().go_on(ends)
@@ -634,14 +637,14 @@ class NotesNoRaise(RestartsWhoFollows):
 
 
 class _Careless(Bucket):
-    """Who appends does not compare."""
+    """Appends do not compare."""
 
     def append(self, index: int, entry: Entry) -> bool:
         return super().append(len(self.entries), entry)
 
 
 class ArchivesWithoutCompare(World):
-    """Answers of the bucket are late: two masters, or two rounds of one, append."""
+    """Answers of the bucket are late: two masters, or two rounds of one master, append."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -652,7 +655,7 @@ class ArchivesWithoutCompare(World):
         return {self._unruly: 6, self._freeze: 3, self._hand_over: 3, self._cut_controllers: 2, self._heal_links: 1}
 
 
-# ---- found
+# ---- tests
 
 
 ANY = "kept|once|order|one|rest|groups"

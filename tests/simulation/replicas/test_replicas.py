@@ -1,4 +1,4 @@
-"""Some histories of a broker set; `make simulate` tells thousands. What is broken is found."""
+"""Some histories of a broker set; `make simulate` runs thousands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One seed is one history of a broker set, its controllers, their register, its clients, and what befalls them."""
+"""One seed is one history of a broker set, its controllers, their register, its clients, and their faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOLD_STEPS = 70
 
 @dataclass
 class Machine:
-    """Where a member runs, or could."""
+    """A machine on which a member runs, or could run."""
 
     host: str
     disk: Disk
@@ -47,11 +47,11 @@ class Machine:
 
 
 class World:
-    """The real rules; a test that breaks one overrides it."""
+    """A world with the real rules; a test that breaks one overrides it."""
 
     send_every, read_every = 0.25, 0.4
     steps = 30
-    says_settled = True  # each master, to who follows; else only messages are in the log
+    says_settled = True  # Masters record it for slaves; otherwise the log has only messages.
 
     def __init__(self, seed: int) -> None:
         self.seed, self.dice = seed, random.Random(seed)
@@ -61,8 +61,8 @@ class World:
         self.network = Network(self.turns, self.dice)
         self._number = 0
         self._slow: dict[str, float] = {}
-        self._copies: list[tuple[str, Disk]] = []  # of data directories, and where they are from
-        self.pace = self.dice.choice((0.0, 0.0, 0.0, 0.1, 0.4))  # seconds between two frames to a slave
+        self._copies: list[tuple[str, Disk]] = []  # Data directories and their origin.
+        self.pace = self.dice.choice((0.0, 0.0, 0.0, 0.1, 0.4))  # Seconds between two frames to a slave.
         self.choose()
         self.promises = Promises(self)
         self.register = Register(self.turns)
@@ -79,7 +79,7 @@ class World:
         self.readers = [Reader(self, "r1")]
 
     def choose(self) -> None:
-        """Size and mode of the set."""
+        """Choose the size and mode of the set."""
         dice = self.dice
         size = dice.choice((2, 3, 3, 3))
         self.hosts = [f"b{number}" for number in range(1, size + 1)]
@@ -94,7 +94,7 @@ class World:
     def waits(self) -> bool:
         return self.confirm_rules.waits
 
-    # ---- the rules
+    # ---- rules
 
     def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
         return decision.decide(value, reports, request, now_ms, rules)
@@ -115,11 +115,11 @@ class World:
         return Disk()
 
     def drop_epochs(self, disk: Disk, point: int) -> None:
-        """Where nothing is cut, too: an own epoch without a byte, of which the master knows nothing."""
+        """Drop epochs even if nothing is truncated: an own epoch without a byte is unknown to the master."""
         disk.epochs.truncate(point)
 
     def archivable(self, broker: Broker) -> int:
-        """How far a round of this master reaches."""
+        """Return up to where a round of this master archives."""
         confirming = broker.member.confirming
         assert confirming is not None
         return confirming.archivable(broker.log.synced)
@@ -128,7 +128,7 @@ class World:
         return max(len(broker.log.queues[queue]), broker.disk.raises.goes_on[queue])
 
     def raised_by(self, record: Record) -> tuple[int, ...]:
-        """What a slave raises when it comes to this record; none, most say nothing of it."""
+        """Return the queues that a slave raises at this record; most records raise none."""
         return record.raises
 
     def registration(self, life: Life, host: str) -> decision.RegisterBroker:
@@ -153,7 +153,7 @@ class World:
             alter.request_id,
         )
 
-    # ---- what the others ask
+    # ---- requests of the other parts
 
     def next_number(self) -> int:
         self._number += 1
@@ -166,7 +166,7 @@ class World:
         return self.dice.uniform(0.002, 0.03) + self._slow.get(host, 0.0)
 
     def trusted(self) -> list[Machine]:
-        """Those of which the register says that they have all that was acknowledged."""
+        """Return the members that have all acknowledged messages according to the register."""
         values = [value for value in (*self.register.history, self.register.value) if value is not None]
         if not values:
             return []
@@ -178,7 +178,7 @@ class World:
     # ---- the whole history
 
     def run(self, steps: int | None = None) -> None:
-        """Raises Violation."""
+        """Play the whole history; raise Violation."""
         try:
             self.tell(self.steps if steps is None else steps)
         except Violation as violation:
@@ -187,7 +187,7 @@ class World:
             raise Violation(self._told(f"{type(error).__name__}: {error}")) from error
 
     def tell(self, steps: int) -> None:
-        """One thing after another befalls them."""
+        """Inject one fault after another."""
         self.turns.run(3.0)
         for _ in range(steps):
             self._step()
@@ -210,7 +210,7 @@ class World:
         fault()
 
     def faults(self) -> dict[Callable[[], None], int]:
-        """What may befall them, and how often."""
+        """Return the possible faults with their relative frequency."""
         return {
             self._kill: 5,
             self._power_cut: 4,
@@ -250,7 +250,7 @@ class World:
         return [machine.broker for machine in self.machines.values() if machine.broker is not None and machine.is_up]
 
     def _some_up(self) -> Broker | None:
-        """The master twice as often."""
+        """Return a running member; the master is twice as likely."""
         up = self._up()
         leading = [broker for broker in up if broker.member.confirming is not None]
         return self.dice.choice(up + leading) if up else None
@@ -282,7 +282,7 @@ class World:
             self.note(f"power cut of all: {broker.host} ends at {broker.log.end}")
 
     def _stop(self) -> None:
-        """Cleanly: all is synced, and said to be."""
+        """Stop cleanly: all is synced, and marked as clean."""
         broker = self._some_up()
         if broker is None or broker.is_frozen or broker._is_busy:
             return
@@ -329,7 +329,7 @@ class World:
         self._copies = [*self._copies[-3:], (host, self.machines[host].disk.copied())]
 
     def _restore_directory(self) -> None:
-        """A copy takes the place of what is there."""
+        """Replace a directory with a copy."""
         if not self._register_is_true():
             return
         host, disk = self.dice.choice(self._copies or [("", Disk())])
@@ -339,7 +339,7 @@ class World:
             self._start(host, is_copy=True)
 
     def _run_copy(self) -> None:
-        """On another machine, while the one it is from runs, or not: one member more."""
+        """Run a copy on another machine as an additional member, whether or not the original runs."""
         host, disk = self.dice.choice(self._copies or [("", Disk())])
         if not host or COPY in self.machines or not disk.saved.broker_id:
             return
@@ -348,7 +348,7 @@ class World:
         self._start(COPY, is_copy=True)
 
     def _lose_disk(self) -> None:
-        """A machine that is down comes back with an empty one, and a new id. Others have to have what it had."""
+        """Restart a stopped machine with an empty disk and a new id. Other members must have its messages."""
         down = [host for host in self.hosts if not self.machines[host].is_up]
         host = self.dice.choice(down or [""])
         if host and self._is_spare(host) and self._register_is_true():
@@ -356,12 +356,12 @@ class World:
             self._new_disk_in(host, self.new_disk())
 
     def _is_spare(self, host: str) -> bool:
-        """Others have all that was acknowledged, enough of them to go on."""
+        """Return whether enough other members have all acknowledged messages to continue."""
         others = [machine for machine in self.trusted() if machine.host != host and machine.is_up]
         return len(others) >= self.confirm_rules.min_in_sync
 
     def _register_is_true(self) -> bool:
-        """It is not set back: then the one that knows better may be the only one."""
+        """Return whether the register is not rolled back; otherwise only this member may have newer information."""
         value = self.register.value
         return value is not None and value.frozen is None
 
@@ -387,7 +387,7 @@ class World:
         self._cut_for_a_while(self.dice.choice(({(one, other)}, {(one, other), (other, one)})))
 
     def _cut_off(self) -> None:
-        """One member from all others, or from all but the clients."""
+        """Cut one member off from all others, with or without the clients."""
         host = self.dice.choice(list(self.machines))
         others = [*self.machines, *self.controllers, *self.dice.choice(([], ["p1", "p2", "r1"]))]
         links = {(host, other) for other in others if other != host}
@@ -396,7 +396,7 @@ class World:
         self._cut_for_a_while(links if ways == 1 else back if ways == 3 else links | back)
 
     def _cut_controllers(self) -> None:
-        """Controllers from one member."""
+        """Cut controllers off from one member."""
         host = self.dice.choice(list(self.machines))
         some = self.dice.sample(list(self.controllers), self.dice.randint(1, len(self.controllers)))
         ways = self.dice.choice((1, 2, 3))
@@ -405,18 +405,18 @@ class World:
         self._cut_for_a_while(links if ways == 1 else back if ways == 3 else links | back)
 
     def _cut_answers(self) -> None:
-        """What a controller tells the master, or one that was, is lost; what that one asks has its effect."""
+        """Lose the controller's answers to a current or former master; its requests still take effect."""
         broker = self._some_up()
         if broker is not None:
             self._cut_for_a_while({(one, broker.host) for one in self.controllers})
 
     def _cut_register(self) -> None:
-        """From a controller, both ways, or only its answers, after their effect."""
+        """Cut a controller off from the register, both ways, or lose only the answers."""
         one = self.dice.choice(list(self.controllers))
         self._cut_for_a_while({(REGISTER, one), *self.dice.choice(([], [(one, REGISTER)]))})
 
     def _cut_bucket(self) -> None:
-        """From a member, both ways, or only its answers."""
+        """Cut a member off from the bucket, both ways, or lose only the answers."""
         host = self.dice.choice(list(self.machines))
         self._cut_for_a_while({(BUCKET, host), *self.dice.choice(([], [(host, BUCKET)]))})
 
@@ -454,7 +454,7 @@ class World:
         self._start_controller(host)
 
     def _set_register_back(self) -> None:
-        """To a backup, or to nothing, while there is somebody who knows more and is heard."""
+        """Restore a backup of the register, or wipe it, while a reachable member knows more."""
         value = self.register.value
         known = max((broker.member.view.pair for broker in self._up() if not broker.is_frozen), default=(0, 0))
         if value is None or value.frozen is not None or known < value.epochs:
@@ -471,7 +471,7 @@ class World:
         self.register.set_back(backup)
         self.turns.run(2.0)
 
-    # -- people
+    # ---- operators
 
     def _hand_over(self) -> None:
         up = [broker for broker in self._up() if not broker.is_frozen]
@@ -483,14 +483,15 @@ class World:
             broker.happens(HandOver(target))
 
     def _quiet(self) -> None:
-        """Nobody sends for a while: elections without a write between them."""
+        """Stop sending for a while, so that elections occur without a write in between."""
         for producer in self.producers:
             producer.is_quiet = not producer.is_quiet
 
-    # ---- rest
+    # ---- healing
 
     def rest(self) -> None:
-        """All is healed: within REST seconds one leads, all follow and have all, and a message is taken."""
+        """Heal everything: within REST seconds one member leads, all follow and have all, and a message is
+        acknowledged."""
         self.note("all is healed")
         self.network.heal()
         self._slow.clear()
@@ -503,13 +504,13 @@ class World:
             if not machine.is_up:
                 self._start(machine.host)
         since = self.turns.now
-        pace, self.pace = self.pace, 0.0  # the time is for what has to be decided, however much there is to copy
+        pace, self.pace = self.pace, 0.0  # The time limit is for decisions, however much data must be copied.
         self._settle(since, list(self.machines))
         self.pace = pace
         self.note("at rest")
 
     def with_one_less(self) -> None:
-        """Of three, any one may die and writes go on."""
+        """Check that any one of three members may die and writes continue."""
         if len(self.machines) < 3:
             return
         host = self.dice.choice(list(self.machines))
@@ -542,9 +543,9 @@ class World:
             producer.is_quiet = False
 
     def _operator(self) -> None:
-        """Looks after a register that was set back; and at a member that would have to cut what was confirmed.
+        """Repair a register that was rolled back, and a member that would have to truncate confirmed messages.
 
-        Where power cuts took that from all others it begins anew, as a new member.
+        If power cuts took these messages from all others, that member starts as a new one.
         """
         self._repair_register()
         for broker in self._up():
@@ -555,7 +556,7 @@ class World:
                 self._start(broker.host)
 
     def _repair_register(self) -> None:
-        """The newest backup; then who has the longest log, by its last epoch and its end, is designated."""
+        """Restore the newest backup; then designate the member with the longest log, by its last epoch and end."""
         value = self.register.value
         if value is None and self.register.history:
             self.note("an operator restores the newest backup")
@@ -565,7 +566,8 @@ class World:
             return
         ids = {machine.disk.saved.broker_id for machine in self.machines.values()}
         gone = [broker_id for broker_id in value.ids if broker_id not in ids]
-        for broker_id in gone:  # its disk is: nobody has to wait for it. One by one, as another may have to stay
+        # Its disk has them, so no wait is needed. One by one, because another one may have to stay.
+        for broker_id in gone:
             clean = decision.CleanBrokerData(NAME, str(broker_id))
             self.dice.choice(list(self.controllers.values())).handle(clean, lambda answer: None)
         trusted = {*value.sync_state_set, *value.eligible} or set(value.unclean)
@@ -573,12 +575,12 @@ class World:
             return
         up = [broker for broker in self._up() if broker.member.broker_id]
         if not all(broker.member.is_readable for broker in up):
-            return  # it waits for all of them
+            return  # It waits for all of them.
         best = max(up, key=lambda one: one.epoch_cache()[1:])
         self.note(f"an operator designates {best.host}")
         request = decision.ElectMaster(NAME, best.member.broker_id, designate=True)
         controller = self.dice.choice(list(self.controllers.values()))
-        # It may not know the highest epochs itself, and who does may be gone.
+        # It may not know the highest epochs itself, and the member that does may be gone.
         controller.rules = dataclasses.replace(controller.rules, enable_elect_unclean_master=True)
         controller.handle(request, lambda answer: None)
         self.turns.run(0.5)

@@ -1,7 +1,7 @@
-"""The bucket of a long life: a million objects and more, with their requests counted as a store bills them.
+"""The bucket of a long life: a million objects and more, with requests counted like a store bills them.
 
-Keys are found by their first parts, as a store's own index would: a listing costs what it names and not what there is.
-Entries of the journal are kept packed; nobody but a start reads an old one again.
+Keys are indexed by their first parts, so a listing costs time proportional to its result. Entries of the journal are
+kept packed, because only a start reads old ones again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from infra.objects.store import ObjectInfo, check_prefix
 from tests.simulation.faulty_store import FaultyStore
 
 DATA, JOURNAL, CHECKPOINT, STATE = "data", "journal", "checkpoint", "state"
-PAGE = 1000  # keys of one answer to a listing
+PAGE = 1000  # Keys per answer to a listing.
 
 
 class _Objects(MutableMapping[str, tuple[bytes, int]]):
     """key -> (content, when it was written), by the first part of the key."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, dict[str, tuple[bytes, int, int]]] = {}  # with the content's size
-        self.counts: Counter[str] = Counter()  # of objects, by kind
+        self._folders: dict[str, dict[str, tuple[bytes, int, int]]] = {}  # With the content's size.
+        self.counts: Counter[str] = Counter()  # The number of objects by kind.
         self.sizes: Counter[str] = Counter()
 
     def __getitem__(self, key: str) -> tuple[bytes, int]:
@@ -58,7 +58,7 @@ class _Objects(MutableMapping[str, tuple[bytes, int]]):
         return sum(map(len, self._folders.values()))
 
     def below(self, prefix: str) -> list[str]:
-        """Keys that begin so, in order."""
+        """Return the keys with this prefix, in order."""
         inside = _folder(prefix) if "/" in prefix else None
         folders = [inside] if inside in self._folders else [one for one in self._folders if one.startswith(prefix)]
         return sorted(key for one in folders for key in self._folders[one] if key.startswith(prefix))
@@ -68,7 +68,7 @@ class _Objects(MutableMapping[str, tuple[bytes, int]]):
 
 
 class Bucket(FaultyStore):
-    """`billed`: requests by kind; a listing is one for each thousand keys."""
+    """A bucket; `billed` counts requests by kind, with one listing for each thousand keys."""
 
     def __init__(self, clock: ManualClock, seed: int) -> None:
         super().__init__(clock, seed)
@@ -109,7 +109,7 @@ def _folder(key: str) -> str:
 
 
 def _kind(key: str) -> str:
-    """`data`, or the part of a key that says what else it is."""
+    """Return `data`, or the part of a key that names its kind."""
     if key.startswith("topic="):
         return DATA
     return key.rpartition("/")[0].rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""What is measured of a long life, and what bounded means."""
+"""Measurements of a long life, and the definition of bounded growth."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 
 import msgspec
 
-#: What the last quarter may have more of than the one before: a few percent, by chance of Zipf and of days.
+#: The allowed excess of the last quarter over the previous one: a few percent, by chance of Zipf's law and of days.
 TOLERANCE = 1.05
 
 
 class Figures(msgspec.Struct):
-    """At the end of a day; requests are of that day alone."""
+    """Figures at the end of a day; requests are those of that day alone."""
 
     day: int
-    topics: int  # that there are
-    names: int  # that there ever were
-    messages: int  # of that day
-    journal_entries: int  # that there are
+    topics: int  # Existing topics.
+    names: int  # All topics that ever existed.
+    messages: int  # Messages of that day.
+    journal_entries: int  # Existing messages.
     journal_bytes: int
-    entries: int  # that came that day
+    entries: int  # New on that day.
     checkpoint_bytes: int
     state_bytes: int
     catalog_memory: int
     catalog_topics: int
-    live: int  # objects in the readers' view
-    waiting: int  # out of view, not deleted yet
+    live: int  # Objects in the readers' view.
+    waiting: int  # Objects out of view, not deleted yet.
     data_objects: int
     data_bytes: int
-    local_bytes: int  # tables, journal copy and what else is not the log
+    local_bytes: int  # Tables, journal copy and everything else except the log.
     log_bytes: int
     requests: dict[str, int]
 
 
 def told(figures: Figures) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     requests = " ".join(f"{kind} {count:,}" for kind, count in sorted(figures.requests.items()))
     return (
         f"day {figures.day:4d}  topics {figures.topics:,} (ever {figures.names:,})  messages/day {figures.messages:,}  "
@@ -49,7 +49,7 @@ def told(figures: Figures) -> str:
     )
 
 
-#: To be no more in the last quarter than in the one before.
+#: Figures that must not increase in the last quarter.
 BOUNDED = (
     "journal_entries", "journal_bytes", "entries", "checkpoint_bytes", "state_bytes", "catalog_memory",
     "catalog_topics", "live", "waiting", "data_objects", "data_bytes", "local_bytes", "log_bytes",
@@ -57,9 +57,9 @@ BOUNDED = (
 
 
 def growing(days: Sequence[Figures], slack: Mapping[str, int] | None = None) -> list[str]:
-    """What the last quarter of the days has more of than the one before, beyond what traffic itself grew.
+    """Return the figures that grew in the last quarter of the days, beyond the growth of traffic.
 
-    `slack`: of what comes in large pieces, how much more is no growth.
+    `slack` is the allowed growth of figures that change in large steps.
     """
     quarter = len(days) // 4
     before, last = days[-2 * quarter : -quarter], days[-quarter:]
@@ -89,7 +89,8 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def memory_of(root: Any) -> int:
-    """Bytes of an object and of all that it holds by itself: containers, and objects of the archive's own classes."""
+    """Return the bytes of an object and of all objects that only it references: containers, and the archive's own
+    classes."""
     seen: set[int] = set()
     total, todo = 0, [root]
     while todo:

@@ -1,6 +1,6 @@
-"""`python -m tests.simulation.year.run`: a year of a broker with ten thousand topics, month by month; `--small`: weeks.
+"""`python -m tests.simulation.year.run`: a year of a broker with ten thousand topics; `--small`: weeks.
 
-Exits with 1 where something grows for ever, or the archive's end state is not whole.
+It exits with 1 if a figure grows without bound, or if the archive is incomplete at the end.
 """
 
 from __future__ import annotations

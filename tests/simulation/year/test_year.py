@@ -1,6 +1,6 @@
-"""Weeks of a broker whose topics come and go: nothing grows for ever.
+"""Weeks of a broker whose topics are created and deleted: no figure grows without bound.
 
-`make year` tells a year of many topics.
+`make year` simulates a year with many topics.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A broker and its bucket over months: what is left behind by each day, and whether it goes again.
+"""A broker and its bucket over months: what each day leaves behind, and whether it is removed again.
 
-Real is what the storage simulation has real: the broker's start, store, tables and topic deletion, journal, catalog,
-checkpoints, state slots, rounds, TTL, eviction, compaction's planner and REPLACE, the sweep. Its disk is a directory in
-memory. Stood in for are the bucket (`bucket.py`), the worker (an object is a list of its records, not Parquet) and the
-clock. Jobs run at their turns of a day (`World._day`), far fewer than a broker's own: what they do then is more.
+The real parts are those of the storage simulation: the broker's start, store, tables and topic deletion, journal,
+catalog, checkpoints, state slots, rounds, TTL, eviction, compaction's planner and REPLACE, the sweep. The disk is a
+directory in memory. Replaced are the bucket (`bucket.py`), the worker (an object is a list of its records, not Parquet)
+and the clock. Jobs run at fixed times of a day (`World._day`), far less often than a broker's own, with more work each.
 
-Traffic is by Zipf's law over the topics that there are. Topics are deleted each day; half of them are made again under
-their name, at once or weeks later, the others make room for topics that never were. A restart follows each week, by
-turns a clean stop and a kill; at times the disk is lost, and the broker is restored from its bucket. After each, and at
-the end, no message is nowhere that is neither expired nor deleted.
+Traffic follows Zipf's law over the existing topics. Topics are deleted each day; half of them are created again under
+their name, at once or weeks later, the others make room for new topics. Each week has a restart, alternating between a
+clean stop and a kill; sometimes the disk is lost, and the broker is restored from its bucket. After each restart, and
+at the end, every message that is neither expired nor deleted must be readable.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from tests.simulation.year.figures import Figures, memory_of
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 QUEUES = 4
-#: Hours that a topic's messages are kept; by the topic's number.
+#: Hours that a topic's messages are kept, by the topic's number.
 TTL_HOURS = (48, 72, 120, 168)
 _HOST = ("10.0.0.1", 1)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a life: how long, how many topics there are, what comes and goes."""
+    """The size of a life: its duration, the number of topics, and the rates of change."""
 
     days: int
     topics: int
-    messages: int  # a day
-    deletions: int  # of topics, a day
-    ttl_scale: int = 1  # of TTL_HOURS
-    restore_days: int = 45  # between two losses of the disk; as many in each quarter
-    measured_each: int = 7  # days: the catalog's memory and the data directory are walked through
-    rounds: int = 2  # a day
+    messages: int  # Per day.
+    deletions: int  # Topics per day.
+    ttl_scale: int = 1  # Index into TTL_HOURS.
+    restore_days: int = 45  # Days between two losses of the disk; each quarter has the same number.
+    measured_each: int = 7  # Days after which the catalog's memory and the data directory are measured.
+    rounds: int = 2  # Per day.
     segment: int = 1 << 20
     checkpoint_entries: int = 256
 
     @property
     def slack(self) -> dict[str, int]:
-        """By how much figures may differ from quarter to quarter, in bytes, and do not grow for ever.
+        """Return by how many bytes figures may differ between quarters without growing for ever.
 
-        A log comes in segments. Each restore makes the offsets in the state longer, by the digits of their margin: a
-        few bytes a topic, until a number is as long as it may be.
+        A log grows by segments. Each restore makes the offsets in the state longer, by the digits of their margin: a
+        few bytes per topic, until a number has its maximum length.
         """
         return {"log_bytes": self.segment, "state_bytes": 5 * self.topics}
 
@@ -85,7 +85,7 @@ YEAR = Size(days=364, topics=10_000, messages=5_000, deletions=40, ttl_scale=6, 
 
 
 class _Disk(RealDisk):
-    """In memory; a process that is gone has no locks."""
+    """A disk in memory; a dead process has no locks."""
 
     __slots__ = ("_locks",)
 
@@ -125,17 +125,18 @@ class World:
         )  # fmt: skip
         self._machine = outside(self._make_worker, lambda: self.bucket, lambda: False)
         self._numbers = 0
-        self.topics: list[str] = []  # by rank
-        self._gone: deque[str] = deque()  # names that come again
+        self.topics: list[str] = []  # By rank.
+        self._gone: deque[str] = deque()  # Names that are used again.
         self._lives: Counter[str] = Counter()
         self._ttl_ms: dict[str, int] = {}
-        # (when, topic, which life of it, queue, offset) of each message that may not have expired yet.
+        # (time, topic, life of the topic, queue, offset) of each message that may not have expired yet.
         self._sent: deque[tuple[int, str, int, int, int]] = deque()
         shares = list(accumulate(1 / (rank + 1) for rank in range(size.topics)))
         self._shares = [share / shares[-1] for share in shares]
         self.messages = 0
-        self._entries = 0  # at the end of the day before, those that are gone with them
-        self._memory, self._files = 0, (0, 0)  # of the catalog, and what `_local_files` says, as measured last
+        self._entries = 0  # At the end of the previous day, including removed ones.
+        # The catalog's memory and the result of `_local_files`, when last measured.
+        self._memory, self._files = 0, (0, 0)
         self._process: Process
 
     def close(self) -> None:
@@ -189,7 +190,7 @@ class World:
         assert (lost := self.lost()) == [], f"day {day}: lost after a start: {lost[:10]}"
 
     def _traffic(self, messages: int, milliseconds: int) -> None:
-        """In order of time, at even distances: the day of a message is sure then."""
+        """Send in order of time, at equal intervals, so that the day of a message is certain."""
         put, step = self._process.store.put, max(1, messages // 50)
         for number in range(messages):
             if number % step == 0:
@@ -245,7 +246,7 @@ class World:
         self._start()
 
     def _restore(self) -> None:
-        """Another machine, with an empty disk."""
+        """Restore on another machine with an empty disk."""
         old = self._config.root
         self._process.lifecycle.offload.run(roll=True)
         self._process.stop()
@@ -255,7 +256,7 @@ class World:
         self._start(restore=True)
 
     def _settle(self) -> None:
-        """All that waits is done, so that nothing is left to be found."""
+        """Complete all pending work."""
         lifecycle = self._process.lifecycle
         lifecycle.offload.run(roll=True, evict=True)
         lifecycle.expire.run()
@@ -263,17 +264,18 @@ class World:
         lifecycle.expire.run()
 
     def verify(self) -> VerifyReport:
-        """As a stranger sees the archive."""
+        """Verify the archive like an independent reader."""
         return verify(read_catalog(self.bucket, BROKER), self.bucket)
 
     def lost(self) -> list[str]:
-        """Messages that are neither expired nor deleted, and nowhere."""
+        """Return messages that are neither expired nor deleted, and are in no tier."""
         catalog, store, now = self._process.journal.catalog, self._process.store, self.clock.now_ms()
         while self._sent and self._sent[0][0] + max(TTL_HOURS) * self.size.ttl_scale * HOUR_MS <= now:
             self._sent.popleft()
         return [
             f"{topic}, queue {queue}: {offset}"
-            for stored, topic, life, queue, offset in sorted(self._sent, key=itemgetter(1, 3, 4))  # a block at a time
+            # One block at a time.
+            for stored, topic, life, queue, offset in sorted(self._sent, key=itemgetter(1, 3, 4))
             if life == self._lives[topic]
             and stored + self._ttl_ms[topic] > now
             and not isinstance(catalog.find(topic, queue, offset), Location)
@@ -281,7 +283,7 @@ class World:
         ]
 
     def orphans(self) -> list[str]:
-        """Objects that nothing vouches for, whatever their age."""
+        """Return orphan objects of any age."""
         catalog = read_catalog(self.bucket, BROKER)
         return [key for key in self.bucket.objects if key.startswith("topic=") and not catalog.knows(key)]
 
@@ -308,7 +310,7 @@ class World:
         return found
 
     def _local_files(self) -> tuple[int, int]:
-        """Bytes of all but the log, and of the log."""
+        """Return the bytes of the log, after those of all other files."""
         files = [path for path in self._config.root.rglob("*") if path.is_file()]
         log = sum(path.stat().st_blocks * 512 for path in files if path.parent.name == "commitlog")
         return sum(path.stat().st_size for path in files if path.parent.name != "commitlog"), log
