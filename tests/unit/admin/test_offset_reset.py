@@ -1,4 +1,4 @@
-"""What a reset would skip or read again in a queue, and how much of that is cold."""
+"""Tests of the offset reset plan: skipped and repeated messages, and those only in the archive."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ BROKERS = {
 
 
 class Pool:
-    """Answers each request with SUCCESS, or with the code that `codes` has for the address; `gone` do not answer."""
+    """A pool that answers SUCCESS or the code in `codes` by address; addresses in `gone` do not answer."""
 
     def __init__(self, codes: Mapping[str, int] | None = None, gone: frozenset[str] = frozenset()) -> None:
         self._codes, self._gone = codes or {}, gone
@@ -111,7 +111,7 @@ async def test_users_need_the_master_of_every_broker() -> None:
 
 
 class Refusing(Pool):
-    """Refuses changes at one server."""
+    """A pool that refuses changes at one server."""
 
     def __init__(self, address: str) -> None:
         super().__init__()

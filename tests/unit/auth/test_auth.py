@@ -128,7 +128,7 @@ def test_a_decision_of_many_rules_is_that_of_the_most_specific_that_fits() -> No
 async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_believed_longer_than_its_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor than the owners of its retry topics, which are the broker's to know."""
+    """A change of the owners of its retry topics invalidates it as well."""
     read: list[int] = []
 
     def counted(body: bytes, kind: Any) -> Any:
@@ -240,7 +240,7 @@ def test_secrets_are_not_in_the_configuration_that_is_shown() -> None:
 
 
 class Server:
-    """A server with one handler for sends, and users."""
+    """A server with users and a handler for sends."""
 
     def __init__(self, path: Path) -> None:
         settings = ["authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}"]
@@ -293,7 +293,7 @@ async def test_what_is_not_signed_or_not_allowed_is_answered_16(tmp_path: Path) 
 
 
 async def test_no_signature_an_unknown_user_a_disabled_one_and_a_wrong_secret_are_told_apart(tmp_path: Path) -> None:
-    """In RocketMQ's words (DefaultAuthenticationHandler)."""
+    """The remarks equal those of RocketMQ (DefaultAuthenticationHandler)."""
 
     async with Server(tmp_path) as connection:
         await make_alice(connection)

@@ -1,4 +1,4 @@
-"""The cluster in the test's own loop, as a fixture."""
+"""Fixture of a fake cluster in the event loop of the test."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.unit.client.fake_cluster import running
 
 @pytest.fixture
 def fake_cluster() -> Callable[..., object]:
-    """`async with fake_cluster(handler, …) as cluster`: a broker for each handler; one that stores all without any."""
+    """Use as `async with fake_cluster(handler, …) as cluster`: one broker per handler, or one for all messages."""
     return running

@@ -1,4 +1,4 @@
-"""A name server and brokers in the test's own loop, answering from a function."""
+"""A fake name server and brokers in the event loop of the test, with answers from a function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neve.remoting.command import RemotingCommand, decode_command, encode_comman
 from neve.remoting.frame import FrameDecoder
 
 Said = tuple[int, dict[str, str], bytes]  # code, fields, body
-Answer = Said | None  # None: stay silent
+Answer = Said | None  # None: no answer
 Handler = Callable[[RemotingCommand], Answer]
 _HEARTBEATS = (34, 35)
 DEADLINE_S = 10
@@ -66,27 +66,27 @@ class FakeServer:
 
 
 def send_ok(request: RemotingCommand) -> Said:
-    """Stores everything at offset 7, welcomes every heartbeat."""
+    """Store every message at offset 7, and accept every heartbeat."""
     return 0, {"msgId": "ID", "queueId": request.ext.get("e", "0"), "queueOffset": "7"}, b""
 
 
 def refuse(code: int) -> Handler:
-    """Welcomes heartbeats, and refuses all else."""
+    """Return a handler that accepts heartbeats and refuses everything else with `code`."""
     return lambda request: (0 if request.code in _HEARTBEATS else code, {}, b"")
 
 
 def silent(request: RemotingCommand) -> Answer:
-    """Welcomes heartbeats, and answers nothing else."""
+    """Accept heartbeats, and answer nothing else."""
     return (0, {}, b"") if request.code in _HEARTBEATS else None
 
 
 def sends(server: FakeServer) -> list[RemotingCommand]:
-    """The sends and batches that the server was asked."""
+    """Return the send and batch requests that the server has received."""
     return [request for request in server.requests if request.code in (310, 320)]
 
 
 class FakeCluster:
-    """One name server whose topics all have one queue on each of the brokers."""
+    """A name server that reports one queue of every topic on each broker."""
 
     def __init__(self, *handlers: Handler) -> None:
         self.brokers = [FakeServer(handler) for handler in handlers or (send_ok,)]
@@ -109,7 +109,7 @@ class FakeCluster:
 
 @asynccontextmanager
 async def running(*handlers: Handler) -> AsyncIterator[FakeCluster]:
-    """A broker for each handler; one that stores all without any."""
+    """Run one broker per handler, or one that stores everything."""
     cluster = FakeCluster(*handlers)
     servers = [cluster.namesrv, *cluster.brokers]
     for server in servers:
@@ -122,7 +122,7 @@ async def running(*handlers: Handler) -> AsyncIterator[FakeCluster]:
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    """In a loop of its own, for a limited time."""
+    """Run a test in a new event loop with a time limit."""
 
     async def limited() -> None:
         async with asyncio.timeout(DEADLINE_S):

@@ -1,4 +1,4 @@
-"""A broker with one consumer group, answering from tables, for a `fake_cluster`."""
+"""A fake broker with one consumer group for a `fake_cluster`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.unit.client.fake_cluster import Answer, send_ok
 
 
 class GroupBroker:
-    """One queue of topic `t` with `count` messages, and one group; pulls at the end are left open."""
+    """One queue of topic `t` with `count` messages, and one group. Pulls at the end get no answer."""
 
     def __init__(self, count: int, *, min_offset: int = 0, stored: int | None = None) -> None:
         self.count = count
         self.min_offset = min_offset
         self.offsets: dict[str, int] = {} if stored is None else {"t": stored}
         self.members: list[str] = []
-        self.pulls: list[int] = []  # those that were answered
+        self.pulls: list[int] = []  # offsets of the answered pulls
         self.sent_back: list[dict[str, str]] = []
         self.locks_are = "granted"  # or refused, or failing
         self.unlocked: list[Any] = []
-        self.refused: set[int] = set()  # codes that are answered with an error
-        self.silent: set[int] = set()  # codes that are not answered
+        self.refused: set[int] = set()  # request codes answered with an error
+        self.silent: set[int] = set()  # request codes without an answer
 
     def __call__(self, request: RemotingCommand) -> Answer:
         ext = request.ext
@@ -79,7 +79,7 @@ class GroupBroker:
 
 
 def record(offset: int, *, body: bytes = b"x" * 10, sys_flag: int = 0) -> bytes:
-    """Ten bytes of body, tagged by its offset; it was part of a transaction."""
+    """Return a committed transactional record with a tag by its offset."""
     tag = "even" if offset % 2 == 0 else "odd"
     return encode_record(
         topic=b"t",

@@ -1,4 +1,4 @@
-"""A broker with one group that pops, answering from tables, for a `fake_cluster`."""
+"""A fake broker with one group that pops, for a `fake_cluster`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ RETRY_TOPIC = "%RETRY%g"
 
 
 class PopBroker(GroupBroker):
-    """The queue's messages are popped once, all together; later pops are left open."""
+    """The first pop returns all messages. Later pops get no answer."""
 
     def __init__(self, count: int, *, pop_time: int = 1_000_000) -> None:
         super().__init__(count)
         self.pop_time = pop_time
         self.pops: list[RemotingCommand] = []
         self.acked: list[int] = []
-        self.let_go: list[tuple[int, int]] = []  # offset, for how many ms
+        self.let_go: list[tuple[int, int]] = []  # offset, invisible time in ms
 
     def __call__(self, request: RemotingCommand) -> Answer:
         ext = request.ext
@@ -60,7 +60,7 @@ class PopBroker(GroupBroker):
 
 
 class RetryBroker(PopBroker):
-    """Its messages are in %RETRY%g, to be pulled; nothing can be popped."""
+    """A broker whose messages are in %RETRY%g for pulls. Pops return nothing."""
 
     def __init__(self, count: int, *, min_offset: int = 0) -> None:
         super().__init__(count)

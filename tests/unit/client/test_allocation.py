@@ -1,4 +1,4 @@
-"""Each strategy gives what RocketMQ 5.3.3's class of the same name gives; the vectors were made by running those."""
+"""Tests of allocation strategies against vectors generated with the classes of RocketMQ 5.3.3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client runs on whatever event loop its application has: asyncio's own, and uvloop, which web servers take."""
+"""Tests of the client on the event loops of applications: asyncio and uvloop."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_closing_the_client_ends_batches_in_flight(fake_cluster: Running) -> Non
 
 
 def stored_apart(request: RemotingCommand) -> Answer:
-    """Stores a batch from offset 7 on."""
+    """Store a batch from offset 7 on."""
     return 0, {"msgId": "A,B,C", "queueId": "0", "queueOffset": "7"}, b""
 
 
@@ -208,7 +208,7 @@ def test_block_that_raises_sends_nothing_more(fake_cluster: Running) -> None:
 
 
 def test_cancelled_put_is_an_error_of_the_sender(fake_cluster: Running) -> None:
-    """The batch that it was about to send has messages of other tasks."""
+    """The batch of the cancelled put also has messages of other tasks."""
 
     async def work() -> None:
         async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address) as client:

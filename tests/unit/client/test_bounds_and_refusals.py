@@ -28,11 +28,11 @@ from tests.waiting import until
 LIMIT_S = 5
 
 
-# ---- bodies that expand
+# ---- compressed bodies
 
 
 class CompressedBroker(GroupBroker):
-    """Its messages are compressed: 10 KiB in a few bytes."""
+    """A broker with compressed messages: 10 KiB in a few bytes."""
 
     def _pull(self, ext: dict[str, str]) -> Answer:
         answer = super()._pull(ext)
@@ -47,7 +47,7 @@ class CompressedBroker(GroupBroker):
 
 @pytest.fixture
 def inflated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The size of each body that was inflated."""
+    """Record the size of each inflated body."""
     sizes: list[int] = []
     inflate = bodies.inflate
 
@@ -113,7 +113,7 @@ def test_a_route_of_countless_queues_is_refused_before_it_is_built() -> None:
 
 
 def test_what_only_collides_with_a_wanted_tag_is_acknowledged(fake_cluster: Any) -> None:
-    """The broker selects by hash; what is popped and dropped would be popped for ever."""
+    """The broker selects by hash. Without an acknowledgement, such a message would be popped forever."""
 
     async def work() -> None:
         broker = PopBroker(4)
@@ -132,7 +132,7 @@ def test_what_only_collides_with_a_wanted_tag_is_acknowledged(fake_cluster: Any)
 
 
 def test_a_pop_does_not_tell_the_broker_what_the_time_is(fake_cluster: Any) -> None:
-    """A client 20 s behind was answered at once, for ever; one ahead waited past its own timeout. 0 is "your clock"."""
+    """With a client clock, long polling fails on clock skew. With 0, the broker uses its own clock."""
 
     async def work() -> None:
         broker = PopBroker(1)
@@ -148,7 +148,7 @@ def test_a_pop_does_not_tell_the_broker_what_the_time_is(fake_cluster: Any) -> N
     run(work)
 
 
-# ---- what cannot be sent
+# ---- invalid messages
 
 
 @pytest.mark.parametrize("body", [5, True, None, 1.5, [1, 2], {"a": 1}, (b"a",), object()])
@@ -193,7 +193,7 @@ def test_what_goes_with_a_body_is_text(fake_cluster: Any, wrong: dict[str, Any])
     run(work)
 
 
-# ---- what is wrong with a server
+# ---- server errors
 
 
 def test_the_address_of_a_broker_is_told_from_that_of_a_name_server(fake_cluster: Any) -> None:
@@ -241,11 +241,11 @@ async def _answers_in_plain_text(reader: asyncio.StreamReader, writer: asyncio.S
     writer.close()
 
 
-# ---- why nothing comes
+# ---- problems of consumers
 
 
 class UnreadableBroker(GroupBroker):
-    """Of topic `t` it can't read anything now."""
+    """A broker that cannot read topic `t` while `is_unreadable` is set."""
 
     is_unreadable = True
 
@@ -289,7 +289,7 @@ def test_neve_consume_in_a_group_says_what_the_broker_said(
 
 
 class RefusingBroker(PopBroker):
-    """Refuses the first `refused` pulls and pops of topic `t` with `code`."""
+    """A broker that refuses the first `refused` pulls and pops of topic `t` with `code`."""
 
     def __init__(self, code: int, *, count: int = 0, refused: int = 1 << 30) -> None:
         super().__init__(count)

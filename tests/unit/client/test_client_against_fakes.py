@@ -62,7 +62,7 @@ def test_a_refused_send_goes_to_another_broker(fake_cluster: Any, code: int) -> 
         async with fake_cluster(refuse(code), send_ok) as cluster, connect(cluster.namesrv.address) as client:
             for _ in range(4):
                 assert (await client.send("t", b"x")).queue.broker_name == "b1"
-            assert len(sends(cluster.brokers[0])) == 1  # then it is left alone
+            assert len(sends(cluster.brokers[0])) == 1  # then it is avoided for a while
 
     run(work)
 
@@ -171,7 +171,7 @@ def test_the_route_outlives_the_name_server(fake_cluster: Any) -> None:
 
 
 def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: Any) -> None:
-    """It knows no topic until the brokers register again; RocketMQ's clients keep what they know, too."""
+    """It knows no topic until the brokers register again. RocketMQ clients also keep their routes meanwhile."""
 
     async def work() -> None:
         async with (
@@ -181,7 +181,7 @@ def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: An
             await client.send("t", b"before")
             asked = len(cluster.namesrv.requests)
             cluster.unknown_topics = {"t", "TBW102"}
-            for _ in range(4):  # in turn: every other one is refused first, and the route asked for anew
+            for _ in range(4):  # round robin: every other send is refused first, which refreshes the route
                 assert (await client.send("t", b"after")).queue.broker_name == "b1"
             assert len(cluster.namesrv.requests) > asked
             with pytest.raises(BrokerError) as caught:
@@ -371,7 +371,7 @@ def test_the_synchronous_face_says_the_same(fake_cluster: Any) -> None:
 
 
 def test_an_async_send_takes_a_refusal_as_final_and_silence_not(fake_cluster: Any) -> None:
-    """As DefaultMQProducerImpl: a broker that answered has decided, one that did not may be replaced."""
+    """Like DefaultMQProducerImpl: a refusal is a decision, but a silent broker may be replaced."""
 
     async def work() -> None:
         async with fake_cluster(refuse(14), send_ok) as cluster, connect(cluster.namesrv.address) as client:
@@ -437,13 +437,13 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("what", CALLS)
 def test_a_call_ends_within_its_time_whoever_is_silent(fake_cluster: Any, what: str) -> None:
-    """Nothing else ends it here: connecting and a single request have an hour."""
+    """No other limit ends the call: connecting and single requests have an hour."""
     options: dict[str, Any] = {"timeout": 0.05, "attempt_timeout": 3600.0, "connect_timeout": 3600.0}
 
     async def work() -> None:
         async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, **options) as client:
             answering, cluster.namesrv.handler = cluster.namesrv.handler, silent
-            is_unsent = what in ("send", "send_async", "send_oneway", "send_batch")  # it has no route
+            is_unsent = what in ("send", "send_async", "send_oneway", "send_batch")  # there is no route
             with pytest.raises(ConnectionFailed if is_unsent else UnknownOutcome):
                 await CALLS[what](client)
             cluster.namesrv.handler = answering
@@ -457,7 +457,7 @@ def test_a_call_ends_within_its_time_whoever_is_silent(fake_cluster: Any, what: 
 
 
 def test_time_limit_includes_the_wait_for_a_writable_connection(fake_cluster: Any) -> None:
-    """What was waited for the way out counts; the two parts used to have the whole time each."""
+    """Regression test: writing and the answer each used to have the whole time limit."""
 
     async def work() -> None:
         async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address) as client:
@@ -466,7 +466,7 @@ def test_time_limit_includes_the_wait_for_a_writable_connection(fake_cluster: An
             call_later, loop = connection._loop.call_later, asyncio.get_running_loop()
 
             class Clock:
-                """The loop, noting how long an answer is waited for."""
+                """The event loop, recording the timeout of the answer."""
 
                 def __getattr__(self, name: str) -> Any:
                     return getattr(loop, name)

@@ -1,4 +1,4 @@
-"""A message that the application holds for too long is taken back, as RocketMQ's clients do."""
+"""Tests of the consume timeout: messages held for too long are sent back, as by RocketMQ clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEFT_ALONE_S = 900.0  # Java's 15 minutes
 
 
 async def pass_time(consumer: Consumer, seconds: float) -> None:
-    """Run the round of `seconds` from now."""
+    """Run the timeout job as at `seconds` from now."""
     await consumer.source.settlement.expire_overdue(asyncio.get_running_loop().time() + seconds)
 
 
@@ -86,7 +86,7 @@ def test_buffered_messages_and_later_offsets_do_not_expire(fake_cluster: Any) ->
         ):
             await held(consumer, 1)
             process_queue = consumer.source.fetcher.assigned[QUEUE]
-            process_queue.give_back(0)  # offset 0 waits again, offset 1 is held behind it
+            process_queue.give_back(0)  # offset 0 is buffered again, which blocks offset 1
             await held(consumer, 1)
             await pass_time(consumer, LEFT_ALONE_S + 1)
             assert (broker.sent_back, consumer.position(QUEUE), process_queue.unacked) == ([], 0, 9)

@@ -17,7 +17,7 @@ QUEUE = MessageQueue("t", "b0", 0)
 
 
 async def offsets(consumer: Any, count: int) -> list[int]:
-    """The offsets of the next messages of an iteration."""
+    """Return the offsets of the next messages of an iteration."""
     return [(await anext(consumer)).queue_offset for _ in range(count)]
 
 

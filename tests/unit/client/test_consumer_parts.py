@@ -34,7 +34,7 @@ def taken(buffer: DeliveryBuffer) -> list[int]:
     return found
 
 
-# ---- lanes
+# ---- delivery queues
 
 
 def test_lanes_take_turns() -> None:

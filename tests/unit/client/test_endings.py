@@ -27,7 +27,7 @@ GO_AWAY = 1500
 
 
 class Endless:
-    """A source of messages that are all one; `error` is raised by the second question."""
+    """A source that repeats one message. The second request raises `error`."""
 
     def __init__(self, error: NeveError | None = None) -> None:
         self.asked = 0
@@ -49,7 +49,7 @@ def pending() -> PendingWork:
 
 
 async def cancelled_with_cleanup(work: Callable[[Callable[[], Awaitable[None]]], Awaitable[object]]) -> None:
-    """Cancel `work` while the handler that it is given runs; the handler has cleaned up when `work` has ended."""
+    """Cancel `work` while its handler runs, and check that the handler cleans up before `work` ends."""
     begun, is_clean = asyncio.Event(), False
 
     async def handler() -> None:
@@ -103,7 +103,7 @@ def test_consume_raises_the_error_of_its_source_itself(workers: int) -> None:
 
 
 def test_go_away_keeps_other_requests_of_the_connection(fake_cluster: Any) -> None:
-    """A broker that is about to stop still answers what it was asked; only new requests need another connection."""
+    """A stopping broker still answers pending requests. Only new requests need another connection."""
 
     async def work() -> None:
         async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, send_retries=0) as client:
@@ -200,7 +200,7 @@ def test_close_closes_all_consumers_and_the_session_if_one_fails(fake_cluster: A
 
 
 class Broken:
-    """Acks fail in a way that nothing expects, or never end."""
+    """A client whose acks raise an unexpected error or never complete."""
 
     def __init__(self, error: Exception | None) -> None:
         self._error = error

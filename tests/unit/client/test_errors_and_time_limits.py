@@ -1,4 +1,4 @@
-"""Errors are the built-in errors that they mean, and time limits are positive."""
+"""Tests that errors subclass matching built-in errors and time limits must be positive."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_missing_answer_is_a_timeout_error(fake_cluster: Any) -> None:
 
 
 def test_request_reports_the_timeout_of_its_send(fake_cluster: Any) -> None:
-    """Its own time limit is not over, so the error names the broker."""
+    """The time limit of the request is not over, so the error names the broker."""
 
     async def work() -> None:
         options: dict[str, Any] = {"attempt_timeout": 0.05, "send_retries": 0}

@@ -40,13 +40,13 @@ RECEIPT = Receipt.parse("0 1 60000 0 0 b0 0 7")
 
 
 class BrokerSet:
-    """One broker name; `ids` are its members in the name server."""
+    """A broker set. `ids` maps broker ids to members in the name server."""
 
     def __init__(self, *handlers: Handler) -> None:
         self.members = [FakeServer(handler) for handler in handlers]
         self.ids = dict(enumerate(self.members))
         self.namesrv = FakeServer(self._route)
-        #: Called for each question, before it is answered.
+        #: Called before each answer of the name server.
         self.asked: Callable[[int], None] = lambda _: None
 
     @property
@@ -68,7 +68,7 @@ class BrokerSet:
 
 @asynccontextmanager
 async def running(*handlers: Handler) -> AsyncIterator[BrokerSet]:
-    """Member 0, the master; 1; 2 …"""
+    """Run a broker set of one member per handler. The first one is the master."""
     broker_set = BrokerSet(*handlers)
     servers = [broker_set.namesrv, *broker_set.members]
     for server in servers:
@@ -81,7 +81,7 @@ async def running(*handlers: Handler) -> AsyncIterator[BrokerSet]:
 
 
 def elected(broker_set: BrokerSet, question: int, member: FakeServer) -> Callable[[int], None]:
-    """From a question on there is a master."""
+    """Return a callback that makes `member` master from this name server request on."""
 
     def asked(number: int) -> None:
         if number >= question:
@@ -97,7 +97,7 @@ def elected(broker_set: BrokerSet, question: int, member: FakeServer) -> Callabl
 def test_send_in_flight_at_the_death_of_the_master_reaches_its_successor(
     queue: int | MessageQueue | None,
 ) -> None:
-    """However often the name servers have to be asked until there is one."""
+    """The name servers may need any number of requests until they report a master."""
 
     async def work() -> None:
         async with running(send_ok, send_ok) as broker_set, connect(broker_set.namesrv.address) as client:
@@ -115,7 +115,7 @@ def test_send_in_flight_at_the_death_of_the_master_reaches_its_successor(
 
 @pytest.mark.parametrize("code", [2, 14])
 def test_a_member_that_is_not_the_master_any_more_uses_up_no_attempt(code: int) -> None:
-    """It refuses what it did not store: more often than there are attempts, where its set takes its time."""
+    """A former master may refuse more often than there are attempts until its set has elected another one."""
 
     async def work() -> None:
         async with running(lambda request: (code if request.code == 310 else 0, {}, b""), send_ok) as broker_set:
@@ -152,7 +152,7 @@ def test_a_refusal_of_a_broker_without_replicas_uses_up_an_attempt() -> None:
 
 
 def test_the_route_is_asked_for_again_when_a_connection_of_a_broker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sends meanwhile: the next send knows the new master without having tried the old one."""
+    """The refresh needs no send, so the next send goes to the new master at once."""
 
     async def work() -> None:
         async with (
@@ -163,7 +163,7 @@ def test_the_route_is_asked_for_again_when_a_connection_of_a_broker_ends(monkeyp
             assert await session.routes.master(QUEUE) == old.address
             connection = await session.pool.get(old.address)
             broker_set.ids = {0: new, 1: old}
-            monkeypatch.setattr(routes, "_DOUBT_S", 0.0)  # the route is an old one by now
+            monkeypatch.setattr(routes, "_DOUBT_S", 0.0)  # the route counts as outdated
             for writer in old.writers:
                 writer.close()
             while not connection.is_closed:
@@ -174,7 +174,7 @@ def test_the_route_is_asked_for_again_when_a_connection_of_a_broker_ends(monkeyp
 
 
 async def freeze(client: AsyncClient, master: FakeServer) -> None:
-    """From here on nothing is heard of it, not even an answer to a heartbeat from before."""
+    """Make a master silent, including answers to earlier heartbeats."""
     await client.send("t", b"x")
     await until(lambda: 34 in master.codes(), "the first heartbeat")
     await client.send("t", b"x")
@@ -185,7 +185,7 @@ async def freeze(client: AsyncClient, master: FakeServer) -> None:
 def test_who_waits_for_a_master_that_is_frozen_turns_to_the_next_one(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """As soon as the name servers know it: its own time would be up much later."""
+    """The request moves as soon as the name servers report the new master, long before its own timeout."""
     for module in (producer_module, pull_module, pop_module):
         monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
 
@@ -230,7 +230,7 @@ def test_a_slow_master_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_replica_that_becomes_master_hears_of_its_producers_at_once() -> None:
-    """Over the connection that it has: it may have to ask them what became of a transaction."""
+    """The heartbeat uses the open connection. The new master may have to check transactions of the producers."""
 
     async def work() -> None:
         async with running(send_ok, send_ok) as broker_set, session_of(broker_set) as session:
@@ -264,7 +264,7 @@ async def session_of(
 
 
 def reads(suggested: int, code: int = 19) -> Handler:
-    """Answers pulls with no message, and suggests a member."""
+    """Return a handler that answers pulls without a message and suggests a member."""
 
     def handler(request: RemotingCommand) -> Answer:
         where = {"nextBeginOffset": request.ext.get("queueOffset", "0"), "minOffset": "0", "maxOffset": "0"}
@@ -279,7 +279,7 @@ def pulls(broker_set: BrokerSet) -> list[int]:
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_a_reader_goes_where_it_is_sent_and_comes_back(missing: bool) -> None:
-    """A member that is suggested and not there is stood in for by the next one, as with RocketMQ's clients."""
+    """If the suggested member does not exist, the next one is used, as by RocketMQ clients."""
 
     async def work() -> None:
         async with running(reads(1), reads(1), reads(0)) as broker_set, session_of(broker_set) as session:
@@ -343,7 +343,7 @@ def test_reader_that_a_replica_redirects_looks_up_an_unknown_master() -> None:
 
 
 def stores(host: tuple[str, int]) -> Handler:
-    """Has one message, which that host stored; tells the cluster's brokers to who asks."""
+    """Return a handler with one message stored by `host`. It also reports the brokers of the cluster."""
     stored = encode_record(
         topic=b"t", body=b"kept", properties=b"", queue_id=0, flag=0, queue_offset=0, physical_offset=100, sys_flag=0,
         born_timestamp=1, born_host=("127.0.0.1", 1), store_timestamp=1, store_host=host,
@@ -362,7 +362,7 @@ def stores(host: tuple[str, int]) -> Handler:
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named: bool) -> None:
-    """By its id, whether the name servers still name who stored it or not, and by its key."""
+    """The message is found by id and by key, even if the name servers no longer list the storing broker."""
 
     async def work() -> None:
         async with running(send_ok, send_ok) as broker_set, connect(broker_set.namesrv.address) as client:
@@ -376,7 +376,7 @@ def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named
             assert [message.body for message in await client.admin.query_messages("t", "key")] == [b"kept"]
             with pytest.raises(BrokerError):
                 await client.admin.view_message(offset_msg_id(address, 200))
-            if not is_named:  # what lies there is another broker's
+            if not is_named:  # that offset belongs to another broker
                 with pytest.raises(BrokerError):
                     await client.admin.view_message(offset_msg_id(("127.0.0.1", 1), 100))
 
@@ -384,7 +384,7 @@ def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named
 
 
 def test_another_message_at_the_place_that_an_id_names_is_not_the_one() -> None:
-    """The broker that stored it began again, and has another log."""
+    """The storing broker was reset and has a new log."""
 
     async def work() -> None:
         async with running(stores(("127.0.0.1", 1))) as broker_set, connect(broker_set.namesrv.address) as client:
@@ -398,7 +398,7 @@ def test_another_message_at_the_place_that_an_id_names_is_not_the_one() -> None:
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_who_can_not_be_asked_for_a_message_keeps_nobody_else_from_it(is_named: bool) -> None:
-    """Where nobody has it, that one may: it is not said that there is none."""
+    """If no reachable broker has the message, the result is an error rather than "not found"."""
 
     async def work() -> None:
         gone = FakeServer(send_ok)
@@ -420,7 +420,7 @@ def test_who_can_not_be_asked_for_a_message_keeps_nobody_else_from_it(is_named: 
     run(work)
 
 
-# ---- what only a master does
+# ---- requests only for a master
 
 
 def refuses(code: int, request_code: int) -> Handler:
@@ -429,7 +429,7 @@ def refuses(code: int, request_code: int) -> Handler:
 
 @pytest.mark.parametrize("how", ["refused", "dead", "silent"])
 def test_an_acknowledgement_reaches_the_next_master(how: str) -> None:
-    """Else the message would come again: to acknowledge it twice does no harm."""
+    """Otherwise, the message would be redelivered. A repeated acknowledgement is harmless."""
     handler = {"refused": refuses(2, 200051), "dead": send_ok, "silent": silent}[how]
 
     async def work() -> None:
@@ -448,7 +448,7 @@ def test_an_acknowledgement_reaches_the_next_master(how: str) -> None:
 
 @pytest.mark.parametrize("code", [14, 30])
 def test_queue_bounds_and_committed_offsets_are_asked_until_answered(code: int) -> None:
-    """A replica that is not in sync can not; one that can is as good as the master."""
+    """A replica that is not in sync refuses. An answer of any other replica is equivalent."""
 
     async def work() -> None:
         async with running(send_ok, refuses(2, code), GroupBroker(5, stored=4)) as broker_set:
@@ -520,7 +520,7 @@ def test_slow_broker_without_replicas_causes_no_lookup_of_its_master() -> None:
 def test_busy_broker_makes_its_route_doubtful_only_with_replicas(
     monkeypatch: pytest.MonkeyPatch, has_replicas: bool
 ) -> None:
-    """Else all clients of one that is overloaded would ask the name servers for what they know."""
+    """Otherwise, all clients of an overloaded broker would reload known routes."""
     monkeypatch.setattr(routes, "_DOUBT_S", 0.0)
 
     async def work() -> None:
@@ -544,11 +544,11 @@ def test_without_replicas_a_refusal_of_a_master_is_told_at_once() -> None:
     run(work)
 
 
-# ---- positions
+# ---- committed offsets
 
 
 def test_a_position_is_stored_at_the_master_or_not_at_all() -> None:
-    """What a replica is told is lost, and would not be told again."""
+    """A commit to a replica would be lost and not repeated."""
 
     async def work() -> None:
         async with running(GroupBroker(5), GroupBroker(5)) as broker_set, session_of(broker_set) as session:
@@ -562,7 +562,7 @@ def test_a_position_is_stored_at_the_master_or_not_at_all() -> None:
 
 
 def positions(member: FakeServer) -> list[int]:
-    """The offsets of the queue that were committed to it."""
+    """Return the offsets of the queue that were committed at a member."""
     commits = [request.ext for request in member.requests if request.code == 15]
     return [int(ext["commitOffset"]) for ext in commits if ext["topic"] == "t"]
 
@@ -586,7 +586,7 @@ def test_idle_group_commits_again_to_a_new_master_and_only_once(monkeypatch: pyt
     monkeypatch.setattr(Positions, "commit", counted)
 
     async def told(member: FakeServer) -> int:
-        """How often, with three rounds more after the first time."""
+        """Return the number of commits after three more rounds."""
         await until(lambda: 5 in positions(member), "it is told")
         end = len(rounds) + 3
         await until(lambda: len(rounds) >= end, "three rounds more")
@@ -609,7 +609,7 @@ def test_idle_group_commits_again_to_a_new_master_and_only_once(monkeypatch: pyt
 
 
 def test_commit_that_a_master_refuses_is_repeated_over_one_connection() -> None:
-    """It was about to hand its role over, and kept it."""
+    """The master was preparing a switchover, but kept its role."""
     handing_over = [True]
     group = GroupBroker(5)
 
@@ -632,7 +632,7 @@ def test_commit_that_a_master_refuses_is_repeated_over_one_connection() -> None:
 
 
 class Assigned:
-    """In place of a fetcher."""
+    """A stand-in for a fetcher."""
 
     def __init__(self) -> None:
         self.assigned: dict[MessageQueue, ProcessQueue] = {}
@@ -642,7 +642,7 @@ class Assigned:
 
 
 def test_commit_to_the_old_master_is_repeated_at_one_elected_meanwhile() -> None:
-    """A consumer stores the positions of all its queues at once, and waits for the slowest."""
+    """A consumer commits all its queues at once and waits for the slowest."""
 
     async def work() -> None:
         slow = QUEUE._replace(topic="slow")
@@ -682,7 +682,7 @@ def test_a_consumer_whose_broker_became_a_slave_finds_the_new_master() -> None:
                 new_group = GroupBroker(8)
                 new.handler = new_group
                 broker_set.ids = {0: new, 1: old}
-                old.reply(next(one for one in reversed(old.requests) if one.code == 11), 2, {})  # the pull that is held
+                old.reply(next(one for one in reversed(old.requests) if one.code == 11), 2, {})  # the held pull
                 await until(lambda: bool(new_group.pulls), "the new master is read from")
 
     run(work)

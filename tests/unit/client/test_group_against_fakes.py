@@ -51,7 +51,7 @@ def test_a_lock_that_another_member_got_ends_the_queue_without_a_commit(fake_clu
             message = await consumer.receive()
             assert message is not None
             broker.locks_are = "refused"
-            broker.offsets["t"] = 3  # the other member's
+            broker.offsets["t"] = 3  # committed by the other member
             await consumer.source.renew_locks()
             assert consumer.assigned == []
             await message.ack()
@@ -77,13 +77,13 @@ def test_without_an_answer_a_lock_counts_until_its_time_is_over(fake_cluster: An
             await consumer.source.renew_locks()
             await anext(consumer)
             process_queue = consumer.source.fetcher.assigned[QUEUE]
-            process_queue.locked_until = asyncio.get_running_loop().time()  # as if 30 s had passed
+            process_queue.locked_until = asyncio.get_running_loop().time()  # as after 30 s
             assert await consumer.receive(0.05) is None
             assert consumer.assigned == [QUEUE]
             broker.locks_are = "granted"
             await (
                 consumer.source.renew_locks()
-            )  # it lapsed, others may have had it: it is taken anew, from the stored offset
+            )  # after expiry, others may have held the lock, so consumption restarts at the stored offset
             following = await consumer.receive()
             assert following is not None
             assert following.receipt is not process_queue
@@ -106,7 +106,7 @@ def test_a_member_in_order_gives_its_locks_back(fake_cluster: Any) -> None:
 
 
 def test_in_order_the_last_nack_needs_no_route_of_the_retry_topic(fake_cluster: Any) -> None:
-    """Name servers may not have the route of %RETRY%g yet; the broker of the message takes the copy."""
+    """Name servers may not have the route of %RETRY%g yet, so the copy is sent to the broker of the message."""
 
     async def work() -> None:
         broker = GroupBroker(2)
@@ -175,11 +175,11 @@ def test_a_message_that_nobody_takes_back_stays_open_and_comes_again_here(
     run(work)
 
 
-# ---- positions and bounds
+# ---- offsets and limits
 
 
 def test_where_a_new_group_began_is_stored_before_its_first_message(fake_cluster: Any) -> None:
-    """Else it would begin at the end again after a restart, and skip what came in between."""
+    """Otherwise, the group would start at the end again after a restart and skip messages."""
 
     async def work() -> None:
         broker = GroupBroker(50)

@@ -116,7 +116,7 @@ def test_lifecycle_runs_from_open_to_leave_and_closes_once() -> None:
     async def work() -> None:
         world = World()
         await begun(world)
-        await world.life.start()  # twice is once
+        await world.life.start()  # idempotent
         await asyncio.gather(*(world.life.close(current_owner()) for _ in range(3)))
         assert world.seen == LIFE
         assert world.life.is_closed

@@ -1,6 +1,6 @@
 """Owned messages at the close of a consumer, abandoned settlements, and automatic acknowledgements.
 
-The broker lives in the test's own loop; every wait is for an event, none for time to pass.
+The broker runs in the event loop of the test. Every wait is for an event, none for time.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def test_cancelled_join_leaves_the_group(
     run(work)
 
 
-# ---- giving up a nack
+# ---- cancelled nacks
 
 
 def test_a_nack_whose_caller_gives_up_is_finished_once(fake_cluster: Any) -> None:
@@ -242,7 +242,7 @@ def test_a_nack_whose_caller_gives_up_is_finished_once(fake_cluster: Any) -> Non
             await until(lambda: SEND_BACK in server.codes())
             nacking.cancel()
             await asyncio.wait({nacking})
-            await message.ack()  # too late: it goes back
+            await message.ack()  # too late: the message is being sent back
             await message.nack(1)
             await (await first_of(consumer)).ack()
             assert consumer.position(the_queue(message)) == 0
@@ -496,11 +496,11 @@ def test_message_of_a_failed_task_is_not_acknowledged(fake_cluster: Any) -> None
     run(work)
 
 
-# ---- without asyncio
+# ---- synchronous client
 
 
 def in_a_thread(fake_cluster: Any, broker: GroupBroker, use: Callable[[sync.Client], None]) -> None:
-    """`use(client)` in a thread, with a client of that broker; the thread has to end."""
+    """Run `use(client)` in a thread with a client of the broker, and wait for the thread."""
 
     async def work() -> None:
         async with fake_cluster(broker) as cluster:

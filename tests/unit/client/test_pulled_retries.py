@@ -1,4 +1,4 @@
-"""%RETRY%group, which a pop consumer pulls, against a fake broker."""
+"""Tests of the topic %RETRY%group, which a pop consumer pulls, against a fake broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def offset_of_next(consumer: PopConsumer) -> int:
 
 @pytest.fixture
 def popping(fake_cluster: Any) -> Callable[..., None]:
-    """`popping(broker, work, **options)`: `work(consumer)` with a pop consumer of that broker."""
+    """Return a function that runs `work(consumer)` with a pop consumer of a broker."""
 
     def start(broker: RetryBroker, work: Callable[[PopConsumer], Awaitable[None]], **options: Any) -> None:
         async def inside() -> None:

@@ -17,7 +17,7 @@ from neve.errors import ClientError
 from neve.record.bodies import inflate
 from neve.record.properties import bytes_to_properties
 
-# Made by RocketMQ 5.3.3's own classes.
+# Generated with the classes of RocketMQ 5.3.3.
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "java_vectors.json").read_text())
 MESSAGE = Message("t", b"x")
 

@@ -21,7 +21,7 @@ SEARCH = 29
 
 
 class TimedBroker(GroupBroker):
-    """Records the times that it is asked for."""
+    """A broker that records the times of requests."""
 
     def __init__(self) -> None:
         super().__init__(90)

@@ -1,4 +1,4 @@
-"""Traces: what is noted, how it is written, and that nobody has to wait for it."""
+"""Tests of message traces: their content and format, and that no call waits for them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RECEIVED = Message("t", b"abc", "T", ("k1", "k2"), queue=QUEUE, queue_offset=5, 
 
 
 def traces() -> Traces:
-    """Its clock goes on by a ms with each look at it."""
+    """Return traces with a clock that advances by 1 ms per read."""
     ids, clock = itertools.count(1), itertools.count(1000)
     return Traces(lambda: f"R{next(ids)}", lambda: next(clock))
 
 
 def lines(noted: Traces) -> list[list[str]]:
-    """The fields of each line."""
+    """Return the fields of each line."""
     found = []
     while batch := noted.take():
         for trace in batch:
@@ -41,14 +41,14 @@ def lines(noted: Traces) -> list[list[str]]:
 
 
 def sent(noted: Traces, *, answer: dict[str, str] | None = None, **changes: Any) -> None:
-    """A message that a broker stored; `changes` to its draft."""
+    """Record a stored message, with `changes` to its draft."""
     message = Message("t", b"abc", "T", ("k1", "k2"))
     draft = replace(Drafts(ClientOptions(), lambda: "ID").single(message), **changes)
     result = SendResult(SendStatus.SEND_OK, draft.msg_id, "OFFSET-ID", QUEUE, 7)
     noted.sent(draft, "G", "1.2.3.4:10911", {} if answer is None else answer, result, cost=3)
 
 
-# ---- what is written
+# ---- format
 
 
 def test_a_send_is_one_line_in_rocketmqs_order_of_fields() -> None:
@@ -59,7 +59,7 @@ def test_a_send_is_one_line_in_rocketmqs_order_of_fields() -> None:
 
 
 def test_what_is_missing_is_null() -> None:
-    """Java's reader splits a line and would lose an empty field at its end."""
+    """The Java reader splits lines and would lose an empty last field."""
     noted = traces()
     ConsumeTraces(noted, "G").begun(Message("t", b"abc", queue=QUEUE, queue_offset=5, msg_id="ID"))
     assert lines(noted) == [["SubBefore", "1000", "DefaultRegion", "G", "R1", "ID", "0", "null"]]
@@ -88,7 +88,7 @@ def test_a_consumption_is_two_lines_with_one_request_id(how: Ended, success: str
     consuming = ConsumeTraces(noted, "G")
     consuming.begun(RECEIVED)
     consuming.ended(RECEIVED, how)
-    consuming.ended(RECEIVED, Ended.EXCEPTION)  # the first ending counts
+    consuming.ended(RECEIVED, Ended.EXCEPTION)  # only the first end counts
     assert lines(noted) == [
         ["SubBefore", "1000", "DefaultRegion", "G", "R1", "ID", "2", "k1 k2"],
         ["SubAfter", "R1", "ID", "1", success, "k1 k2", str(int(how)), "1001", "G"],

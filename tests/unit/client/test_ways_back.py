@@ -1,4 +1,4 @@
-"""How a message is settled depends on what it came by: pulled, popped, or sent by an administrator."""
+"""Tests of settling messages by their delivery: pulled, popped, or sent by an administrator."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_verdict_on_an_administrators_message_is_returned(
             message = await consumer.receive(LIMIT_S)
             assert (message.queue_offset, message.body) == (5, b"x" * 10)
             await settle(consumer, message)
-            await ack(consumer, message)  # the first verdict counts
+            await ack(consumer, message)  # only the first verdict counts
             await until(lambda: any(one.is_response and one.opaque == 99 for one in server.requests))
             (answer,) = [one for one in server.requests if one.is_response]
             told = json.loads(answer.body)
@@ -96,7 +96,7 @@ def test_a_message_of_nobody_is_refused(fake_cluster: Any, kind: str) -> None:
 
 
 def test_expired_message_is_late_in_traces_of_both_consumers(fake_cluster: Any) -> None:
-    """ConsumeReturnType TIME_OUT, as for any pulled message; that of a pop consumer is no exception."""
+    """Pulled messages of a pop consumer get ConsumeReturnType TIME_OUT like any pulled message."""
 
     async def ends(kind: str, broker: GroupBroker, source: Callable[[Any], Any]) -> list[str]:
         async with fake_cluster(broker) as cluster:

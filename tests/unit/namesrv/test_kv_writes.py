@@ -1,4 +1,4 @@
-"""Writes of the key-value table that overlap, because who asked for the first one left."""
+"""Tests of concurrent writes of the key-value table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neve.errors import BrokerError
 
 
 class SlowDisk(RealDisk):
-    """Its first write waits for `go`; two at a time are noticed."""
+    """A disk whose first write waits for `go`, and that detects overlapping writes."""
 
     def __init__(self) -> None:
         self.began, self.go = threading.Event(), threading.Event()
@@ -52,7 +52,7 @@ def test_a_write_whose_asker_left_neither_meets_nor_overwrites_the_next(tmp_path
 
 
 class CountingDisk(RealDisk):
-    """Its first write waits for `go`; `fails` makes the next one an error."""
+    """A disk whose first write waits for `go`, and whose writes fail if `fails` is set."""
 
     def __init__(self) -> None:
         self.began, self.go = threading.Event(), threading.Event()

@@ -66,7 +66,7 @@ def test_a_slave_learns_its_master_and_changes_no_topics(routes: RouteInfoManage
 
 
 def test_while_there_is_no_master_the_slave_with_the_lowest_id_tells_the_topics(routes: RouteInfoManager) -> None:
-    """A name server that was restarted then: readers find the slaves, and nobody finds a master to write to."""
+    """After a restart of the name server, consumers find the slaves, and producers find no master."""
     second = BrokerIdentity("c", "a", "10.0.0.4:10911", 2)
     routes.register(second, topics("t"), connection=3, acting_master=False)
     routes.register(A_SLAVE, topics("t", "u"), connection=2, acting_master=False)
@@ -81,7 +81,7 @@ def test_while_there_is_no_master_the_slave_with_the_lowest_id_tells_the_topics(
 
 
 def test_a_broker_that_leaves_is_gone_under_whichever_id_it_has(routes: RouteInfoManager) -> None:
-    """It may say the one that it had before its role changed."""
+    """The broker may unregister with the id that it had before a role change."""
     routes.register(A, topics("t"), connection=1)
     routes.register(BrokerIdentity("c", "a", A_SLAVE.address, 0), topics("t", state=2), connection=2)
     routes.unregister(A_SLAVE)
@@ -262,7 +262,7 @@ def test_plain_registration_in_the_dialect() -> None:
 
 
 class Counting(NodeBudget):
-    """Notes how much it granted."""
+    """A budget that records the granted amount."""
 
     spent = 0
 

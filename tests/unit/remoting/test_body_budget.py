@@ -1,4 +1,4 @@
-"""What a stranger's body may cost: it is refused before the work is done, and what is kept can be written again."""
+"""Tests of the cost limits of request bodies: excess is refused before the work, and values can be re-encoded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = b'{"groupName":"g","subscriptionDataSet":{"$ref":"$.z"}}'
 
 
 def referring(count: int) -> bytes:
-    """A small body that means count * count subscriptions."""
+    """Return a small body that expands to count * count subscriptions."""
     topics = b",".join([b'{"topic":"t"}'] * count)
     return b'{"clientID":"x","z":[%b],"consumerDataSet":[%b]}' % (topics, b",".join([GROUP] * count))
 

@@ -90,7 +90,7 @@ def run(test: Callable[[RemotingServer], Awaitable[None]], limits: RemotingLimit
             await test(server)
 
     asyncio.run(body())
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the loop that servers run on
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the event loop of the servers
         runner.run(body())
 
 
@@ -132,7 +132,7 @@ def test_a_thousand_requests_of_one_read_are_served_in_turns_and_in_order() -> N
 
 
 class Nowhere(asyncio.Transport):
-    """Takes what is written."""
+    """A transport that discards writes."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
@@ -151,7 +151,7 @@ class Nowhere(asyncio.Transport):
 
 @pytest.mark.parametrize("ending", ["end of file", "reset"])
 async def test_what_was_received_before_a_connection_ended_is_served(ending: str) -> None:
-    """One-way requests of a client that sends them and is gone."""
+    """A client sends one-way requests and disconnects."""
 
     heard: list[int] = []
     connection = Connection(lambda _, command: heard.append(command.opaque), RemotingLimits())
@@ -383,7 +383,7 @@ async def _hang_up_in(server: RemotingServer, code: int, stage: Stage) -> None:
 
 
 class Stage:
-    """A request in two halves; the second waits until it is told to go on."""
+    """A handler that waits for `go_on` in its middle."""
 
     def __init__(self) -> None:
         self.entered, self.go_on = asyncio.Event(), asyncio.Event()
@@ -437,7 +437,7 @@ def test_unfinished_frames_hold_no_more_than_they_may_together() -> None:
 
 
 async def _unfinished(server: RemotingServer, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A frame whose last nine bytes are missing, when the server has the rest."""
+    """Send a frame without its last nine bytes, and wait until the server has received it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     before = server.unfinished.bytes + server.unfinished.dropped
     writer.write(wire(RemotingCommand(ECHO, body=b"x" * size))[:-9])
@@ -452,7 +452,7 @@ async def test_bodies_of_requests_in_work_hold_no_more_than_they_may_together() 
     await server.start()
     connections = [await open_connection("127.0.0.1", server.port) for _ in range(3)]
     asked: list[asyncio.Task[RemotingCommand]] = []
-    for number in range(6):  # one after the other: unfinished frames have a bound of their own
+    for number in range(6):  # sequentially, because unfinished frames have a limit of their own
         request = RemotingCommand(900, body=b"x" * 300_000)
         asked.append(asyncio.create_task(connections[number % 3].invoke(request, 30)))
         await until(lambda: asked[-1].done() or server.in_work.bytes == 300_000 * len(asked))
@@ -493,7 +493,7 @@ def test_a_long_name_comes_back_shortened() -> None:
 
 
 class Written(asyncio.Transport):
-    """How many bytes each call of a connection gave, and what they were."""
+    """A transport that records the data and the size of each write."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,6 +43,6 @@ def test_the_field_that_old_clients_add_late_is_tolerated() -> None:
 @given(st.text(max_size=200), st.text(max_size=200), st.binary(max_size=300))
 def test_a_key_that_is_ready_signs_as_hmac_does(secret: str, fields: str, body: bytes) -> None:
     key = SigningKey(secret)
-    for _ in range(2):  # it is as good as new after each
+    for _ in range(2):  # the key is reusable
         expected = hmac.digest(secret.encode(), fields.encode() + body, "sha1")
         assert key.sign(fields, body) == base64.b64encode(expected)

@@ -89,7 +89,7 @@ async def test_a_run_that_hangs_and_a_task_that_has_ended_are_in_trouble(monkeyp
 
 
 async def test_a_task_that_never_ends_is_begun_again_whatever_ended_it() -> None:
-    """By an error, by itself, or cancelled through something that it waited for."""
+    """The task ends by an error, a cancellation from inside, or a return."""
 
     supervisor = Supervisor("test")
     lives: list[int] = []
