@@ -1,4 +1,4 @@
-"""The command line finds the admin port's token, and explains how to provide it."""
+"""Tests that the command line finds the token of the admin port, or explains how to provide it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from neve.entropy import system_entropy
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[str]:
-    """Address of an admin port whose data directory is `tmp_path`."""
+    """Run an admin port with data directory `tmp_path`, and yield its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -77,7 +77,7 @@ def failure(*arguments: str) -> Failure:
 
 
 class Relay:
-    """Any process on the port of a stopped broker: it passes requests on to another broker, and keeps what it got."""
+    """A process on the port of a stopped broker that relays requests to another broker and records them."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -97,7 +97,7 @@ class Relay:
         self._thread.join(10)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # the listener was closed
+        with contextlib.suppress(OSError):  # the listener is closed
             while True:
                 client, _ = self._listener.accept()
                 with client, socket.create_connection(self._target) as broker:

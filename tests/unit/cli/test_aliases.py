@@ -1,4 +1,4 @@
-"""One word for each action; the former words and options work and are hidden."""
+"""Tests of command aliases: former command names and options work, but are hidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that change something by a broker's admin port ask the broker that they are told to ask."""
+"""Tests of archive commands that use the admin port of a broker."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_verify_reports_an_answer_that_is_no_report(monkeypatch: pytest.MonkeyPa
 
 
 def test_admin_port_of_a_broker_without_a_master_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a set elects its master, the name servers list replicas only."""
+    """During an election, the name servers list only replicas."""
 
     class Electing:
         @property

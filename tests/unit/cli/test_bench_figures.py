@@ -1,4 +1,4 @@
-"""What `neve bench` and `neve top` make of what they saw."""
+"""Tests of the figures of `neve bench` and `neve top`."""
 
 from __future__ import annotations
 

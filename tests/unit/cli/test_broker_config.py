@@ -1,4 +1,4 @@
-"""What `neve broker config` shows of a broker's configuration."""
+"""Tests of `neve broker config`."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
 
 
 def test_a_broker_that_has_no_rates_yet_is_described() -> None:
-    # Apache's says a space in its first seconds
+    # an Apache broker reports a space in its first seconds
     assert [latest_rate(rates) for rates in (None, "", " ", "12.34 5.0 6.0")] == [None, None, None, 12.3]

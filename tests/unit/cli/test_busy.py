@@ -1,4 +1,4 @@
-"""A broker that is busy is asked again for a while."""
+"""Tests of retries at a busy broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neve.remoting.codes import ResponseCode
 
 
 def asked(answers: Iterator[str | int], monkeypatch: pytest.MonkeyPatch) -> tuple[str | int, list[float]]:
-    """What it gives for these answers, codes of refusals among them; and the pauses between."""
+    """Return the result and the pauses of a retried call with these answers; numbers are refusal codes."""
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Values of tables are plain text."""
+"""Tests of table cells and idle times as text."""
 
 from __future__ import annotations
 

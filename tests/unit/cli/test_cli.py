@@ -1,4 +1,4 @@
-"""The command line without a server: help, exit codes, where data and messages go."""
+"""Tests of the command line without a server: help, exit codes, and output streams."""
 
 from __future__ import annotations
 

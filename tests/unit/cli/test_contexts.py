@@ -1,4 +1,4 @@
-"""Clusters by name: what holds where neither command line nor environment says anything, and what a shell completes."""
+"""Tests of contexts, the named clusters of the command line, and of shell completion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    """What a command that was run would have connected with."""
+    """Record the connection arguments of commands instead of connecting."""
     found: list[dict[str, object]] = []
 
     @click.command()

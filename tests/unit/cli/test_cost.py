@@ -1,4 +1,4 @@
-"""`neve archive cost` by given rates, by an archive's own, and by the price table of conf/."""
+"""Tests of `neve archive cost` with given rates, rates of an archive, and the price table of conf/."""
 
 from __future__ import annotations
 

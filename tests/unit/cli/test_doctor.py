@@ -1,4 +1,4 @@
-"""`neve doctor -c FILE`: what a broker.conf names is looked at before the broker meets it."""
+"""Tests of `neve doctor -c FILE`, which checks a broker configuration before a start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.servers.processes import free_ports
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """For two days."""
+    """Create a certificate that is valid for two days."""
     home = tmp_path_factory.mktemp("tls")
     pair = home / "server.pem", home / "server.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -38,13 +38,13 @@ def roomy_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def listening() -> Iterator[str]:
-    """The address of somebody who takes connections: a name server, as far as doctor can tell."""
+    """Listen on a port that passes for a name server, and yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield "127.0.0.1:{}".format(*server.getsockname()[1:])
 
 
 def written(home: Path, listening: str, **keys: str) -> Path:
-    """A broker.conf in which all is well, but for what is given."""
+    """Write a valid broker.conf with the given changes."""
     port, admin = free_ports(2)
     well = {
         "storePathRootDir": f"{home}/data", "storeUrl": f"dir:{home}/archive", "namesrvAddr": listening,

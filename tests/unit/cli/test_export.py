@@ -1,4 +1,4 @@
-"""Exports: where files go on after a kill, and where groups go on in queues with other offsets."""
+"""Tests of exports and imports: resuming after a kill, and translation of consumer offsets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUE = MessageQueue("%DLQ%a|b", "broker/a b", 3)
 def test_offsets_are_translated_by_where_messages_went() -> None:
     progress = Progress(MessageQueue("t", "b", 0), 50)
     assert progress.translated(7) == 50
-    # exported from 10 on; 13 is nowhere; in between somebody else sent to the target
+    # exported from 10 on; 13 does not exist; another producer also sent to the target
     for source, target in ((10, 50), (11, 51), (12, 52), (14, 60), (15, 61)):
         progress.record(source, target, str(source))
     assert progress.runs == [Run(10, 50, 3), Run(14, 60, 2)]
@@ -109,5 +109,5 @@ def test_only_what_may_have_been_sent_since_the_last_note_is_looked_for(tmp_path
     file.write_text("".join(rows))
     position = len("".join(rows[:3000]).encode())
     found = next_ids("T", file, position)
-    # 16 batches of 256 between two notes, and one under way
+    # 16 batches of 256 between two notes, and one in flight
     assert found == {f"ID{number}" for number in range(3000, 3000 + 17 * 256)}

@@ -1,4 +1,4 @@
-"""`neve help TOPIC`: what a page says of commands, options, formats and exit codes is what there is."""
+"""Tests that the pages of `neve help TOPIC` match the commands, options, formats and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neve.cli.help import TOPICS
 
 
 def commands() -> dict[tuple[str, ...], click.Command]:
-    """Every verb by its words."""
+    """Return every command by its words."""
     found: dict[tuple[str, ...], click.Command] = {}
 
     def walk(words: tuple[str, ...], command: click.Command) -> None:
@@ -26,7 +26,7 @@ def commands() -> dict[tuple[str, ...], click.Command]:
                 walk((*words, name), below)
 
     walk((), main.neve)
-    for name in ("broker", "controller", "namesrv", "up"):  # what runs the server, behind the same word
+    for name in ("broker", "controller", "namesrv", "up"):  # server commands in the same groups
         found[name, ""] = main.joined(name)
     return found
 
@@ -48,7 +48,7 @@ def test_a_page_fits_a_screen_and_names_only_what_there_is(name: str, capsys: py
     assert max(map(len, page.splitlines())) <= 100
     assert set(re.findall(r"(?<![-\w])--?[a-z][a-z-]+\b", page)) - {"-c"} <= EVERY_OPTION
     for found in re.findall(r"\bneve ((?!--)[a-z][^`,:;\n]*)", page):
-        line, *_ = found.split("  ")  # behind that is what it is for
+        line, *_ = found.split("  ")  # the rest is its purpose
         words = tuple(line.split())
         verb = max((known for known in ALL if known == words[: len(known)]), key=len)
         assert verb, f"neve {line}"

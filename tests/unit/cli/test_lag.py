@@ -1,4 +1,4 @@
-"""What `neve group` makes of the figures that brokers tell."""
+"""Tests of the lag figures of `neve group`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How lines become messages and messages lines: nothing is guessed, dropped or changed."""
+"""Tests of the conversion between lines and messages, without guesses, loss or changes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_half_a_character_of_json_is_refused_by_its_line(field: str) -> None:
 
 
 def lines_of(text: bytes, delimiter: bytes, piece: int, limit: int = 1 << 20) -> list[tuple[int, bytes]]:
-    """As they come where a pipe gives `piece` bytes at a time."""
+    """Return the lines of a text that a pipe delivers in pieces of `piece` bytes."""
 
     async def read() -> list[tuple[int, bytes]]:
         ours, theirs = os.pipe()
@@ -171,7 +171,7 @@ def test_a_time_may_be_so_long_ago(span: int) -> None:
 
 
 def test_what_is_printed_waits_for_its_reader_and_not_the_loop() -> None:
-    """A pipe that is full: other tasks go on, and all of it comes."""
+    """With a full pipe, other tasks run, and all output arrives."""
     data = bytes(range(256)) * 4096
 
     async def inside() -> bytes:

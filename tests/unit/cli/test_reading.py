@@ -1,4 +1,4 @@
-"""Reading a topic: a queue that gives nothing for a while is not at its end, and one that is added is read, too."""
+"""Tests of reading a topic: an empty answer is not the end of a queue, and added queues are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 class Lacking:
-    """A queue up to 5 at a slave that has nothing above 2; the master has the rest, and is found after some pulls."""
+    """A queue of 5 messages at a slave that has 2. The master with the rest is found after some pulls."""
 
     def __init__(self, found_after: int) -> None:
         self._left = found_after
@@ -77,7 +77,7 @@ def test_import_fails_if_it_cannot_read_the_target_queue(tmp_path: Any, monkeypa
 
 
 class Growing:
-    """A topic that gets a second queue while it is followed."""
+    """A topic that gets a second queue while it is read."""
 
     def __init__(self) -> None:
         self.followed: asyncio.Queue[MessageQueue] = asyncio.Queue()

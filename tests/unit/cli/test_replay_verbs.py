@@ -1,4 +1,4 @@
-"""`neve replay` and `neve dlq`: what stands between their options and the cluster."""
+"""Tests of `neve replay` and `neve dlq` without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Avro and Protobuf bodies as JSON by a schema file, as Spark's workers write it."""
+"""Tests of the conversion of Avro and Protobuf bodies to JSON by a schema file, as in Spark workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def avro_body(value: Any = None, schema: Any = None) -> bytes:
 
 
 def descriptors() -> bytes:
-    """Two files, one of which imports the other."""
+    """Return descriptors of two files, one of which imports the other."""
     kind = descriptor_pb2.FieldDescriptorProto
     common = descriptor_pb2.FileDescriptorProto(name="common.proto", package="shop", syntax="proto3")
     common.message_type.add(name="Price").field.add(name="cents", number=1, type=kind.TYPE_INT64, label=1)
@@ -110,7 +110,7 @@ def test_an_avro_body_that_nests_too_deep_for_json_says_so(tmp_path: Path) -> No
 
 
 def test_an_avro_body_of_a_hundred_thousand_levels_ends_no_worker(tmp_path: Path) -> None:
-    """In a process of its own: what it had ended was the process."""
+    """Run in a subprocess, because a regression would crash the process."""
     file = tmp_path / "node.avsc"
     file.write_text('{"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}', "utf-8")
     code = (
@@ -126,7 +126,7 @@ def test_an_avro_body_of_a_hundred_thousand_levels_ends_no_worker(tmp_path: Path
 
 
 def test_avro_types_that_nest_in_each_other_are_read_whatever_their_length(tmp_path: Path) -> None:
-    """A tree of lists and maps, longer than what the compiled reader is trusted with."""
+    """A tree of lists and maps, larger than the limit for the compiled reader."""
     tree = {
         "type": "record", "name": "Tree", "namespace": "t", "fields": [
             {"name": "kids", "type": {"type": "array", "items": "Tree"}},

@@ -1,4 +1,4 @@
-"""The order in which `neve produce` sends lines."""
+"""Tests of the order in which `neve produce` sends lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.client.fake_cluster import Answer, FakeServer, refuse, run, runn
 
 
 class SlowBroker:
-    """Answers each send some turns of the loop later, the last one that came first."""
+    """A broker that answers sends some loop turns later, in reverse order."""
 
     def __init__(self) -> None:
         self.server: FakeServer | None = None
@@ -61,7 +61,7 @@ async def produced(client: Any, topic: str, how: How) -> Sending:
 
 @pytest.mark.parametrize("queue", [None, 0])
 def test_produce_has_one_request_in_flight_per_queue(queue: int | None) -> None:
-    """A broker may store requests that overlap in any order."""
+    """A broker may store concurrent requests in any order."""
 
     async def work() -> None:
         slow = [SlowBroker(), SlowBroker()]

@@ -1,4 +1,4 @@
-"""What a Spark session is set up with, without starting one."""
+"""Tests of the setup of Spark sessions, without a session."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_plan_cuts_at_the_recorded_minimum(catalog: Catalog) -> None:
 
 
 def test_the_list_of_files_says_each_path_as_a_uri() -> None:
-    """The store's `%` is text; Spark takes it for an escape where it stands in a URI."""
+    """A `%` in a store key is literal, but an escape in a URI."""
     lines = manifest([("file:/a [1]/topic=%25R/x.parquet", 7), ("s3a://b/k", 8)]).split("\n")
     assert lines[0] == "v1"
     told = [json.loads(line) for line in lines[1:]]
@@ -178,7 +178,7 @@ def test_the_list_of_files_says_each_path_as_a_uri() -> None:
 
 
 def test_the_jars_are_those_of_the_spark_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Below spark-submit pyspark is imported from a zip, which has none."""
+    """With spark-submit, pyspark is imported from a zip file without jars."""
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     assert pyspark_jars() == tmp_path / "jars"
     with pytest.raises(SparkSetupError, match="set SPARK_HOME"):

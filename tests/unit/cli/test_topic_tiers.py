@@ -1,4 +1,4 @@
-"""`neve topic show --tiers` and `neve broker drain`, computed from answers of brokers."""
+"""Tests of `neve topic show --tiers` and `neve broker drain` with given broker answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_part_of_a_queue_is_counted_where_it_is() -> None:
     tiers = tiers_of("T", {"a": told}, 20_000)
     assert [(row["min"], row["hot"], row["archived"], row["max"], row["cold"]) for row in tiers.offsets] == [
         (10, 40, 60, 100, 30),
-        (0, 50, 50, 50, 30),  # 20 of its offsets exist nowhere
+        (0, 50, 50, 50, 30),  # 20 of its offsets do not exist
         (0, 0, 0, 7, 0),
     ]
     assert tiers.summary["messages"] == 90 + 30 + 7

@@ -1,4 +1,4 @@
-"""TTLs as text, and what a TTL would delete."""
+"""Tests of TTLs as text, and of the TTL plan."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_format_of_the_default() -> None:
 
 def test_a_ttl_is_shorter_where_it_may_delete_what_was_kept() -> None:
     assert shorter(24, 48)
-    assert shorter(24, None)  # the default may be for ever
+    assert shorter(24, None)  # the default may be forever
     assert not shorter(48, 24)
     assert not shorter(FOR_EVER_HOURS, None)
 
@@ -70,7 +70,7 @@ def test_the_hours_come_from_the_attribute_and_forever_has_one_number() -> None:
 
 
 def catalog_of(*objects: tuple[int, ...]) -> Catalog:
-    """Objects of ten rows for each newest store time, one after another in queue 0."""
+    """Return a catalog of consecutive objects in queue 0, with ten rows per given newest store time."""
     names, first = [], 0
     for number, newest in enumerate(objects):
         starts = range(first, first + 10 * len(newest), 10)
@@ -103,7 +103,7 @@ def test_plan_counts_by_row_group() -> None:
 
 
 def test_the_plan_takes_nothing_early() -> None:
-    """And at the very millisecond at which the broker's own job would."""
+    """The plan deletes at the same millisecond as the job of the broker."""
     exactly = catalog_of((NOW - 24 * HOUR,))
     assert expiry_plan("t", [exactly], 24, NOW - 1)["rows_gone"] == 0
     assert expiry_plan("t", [exactly], 24, NOW)["rows_gone"] == 10

@@ -1,4 +1,4 @@
-"""Verifying an archive from its store alone."""
+"""Tests of archive verification that uses only the store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_holes_and_overlaps_between_runs_are_told() -> None:
 
 
 def write_archive(root: Path) -> Path:
-    """Queue 0 of topic t: 0…9 in one object, 10…14 a gap."""
+    """Write an archive of queue 0 of topic t: offsets 0…9 in one object, and a gap 10…14."""
     key = "topic=t/dt=2026-01-01/broker=b/x.parquet"
     name = CommittedObject(
         key=key, topic="t", day="2026-01-01", start=0, end=100, size=len(DATA), footer=0, etag="",
