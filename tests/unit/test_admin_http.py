@@ -1,4 +1,4 @@
-"""The admin port answers tools of this machine, not web pages, and runs what is dear one at a time."""
+"""Tests of the admin port: it answers only local tools, and runs expensive requests one at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOT = Path("/data")
 
 
 class Page:
-    """Answers when it may, and counts who is in it."""
+    """A page that answers after `go` and counts its concurrent requests."""
 
     def __init__(self) -> None:
         self.inside, self.done = 0, 0

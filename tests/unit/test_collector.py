@@ -1,4 +1,4 @@
-"""Full collections see only what is new, so nothing that a server drops may need one."""
+"""Tests of garbage collection: full collections cover only new objects, so servers must not create cycles."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def alive() -> dict[str, int]:
 
 
 async def a_client(broker: BrokerController, number: int) -> None:
-    """Everything that a client leaves behind: its heartbeat, a queue, a waiting pull, a waiting pop, an error."""
+    """Use a broker as a client: heartbeat, queue, long-polling pull and pop, and an error."""
     topic = f"of-client-{number}"
     connection = await open_connection(*broker.address)
     try:
@@ -103,7 +103,7 @@ def test_a_full_collection_does_not_look_again_at_what_lived_through_one() -> No
     try:
         collector.settle()
         kept = [[number] for number in range(100_000)]
-        young = len(gc.get_objects())  # frozen objects are not told
+        young = len(gc.get_objects())  # frozen objects are not listed
         assert len(before) + len(kept) == 1_100_000
         assert young < 60_000
     finally:
@@ -113,10 +113,10 @@ def test_a_full_collection_does_not_look_again_at_what_lived_through_one() -> No
 
 
 def test_maps_that_take_each_others_place_are_never_all_new_to_the_collector() -> None:
-    """One comes for each that goes: Python counts none, and would look at thousands in one collection."""
+    """Allocations and releases balance, so no collection starts until thousands of mappings are new."""
     thresholds, callbacks = gc.get_threshold(), list(gc.callbacks)
     disk = SimDisk()
-    disk.map = lambda path, size: mmap.mmap(-1, size)  # type: ignore[method-assign] # no file for each
+    disk.map = lambda path, size: mmap.mmap(-1, size)  # type: ignore[method-assign] # anonymous memory instead of files
     limit, owner = 3_000, SimpleNamespace(used=False, tail=None, map=None)
     files = [QueueFile(cast("ConsumeQueue", owner), 0, Path(f"/{number}"), 4096) for number in range(2 * limit)]
     maps = MappedFiles(limit, disk, QueueRemoval(StoreConfig(Path("/store")), disk))
@@ -174,7 +174,7 @@ def test_a_simulated_disk_takes_the_descriptors_of_those_that_tests_left_in_circ
 
 @pytest.mark.usefixtures("no_collector", "few_descriptors")
 def test_a_simulated_file_for_which_there_is_no_descriptor_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes in the middle of whatever runs: a trace of what it raised would be made within another one's."""
+    """It is freed at an arbitrary point, where an unraisable error would disturb other code."""
     told: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
     disks = []

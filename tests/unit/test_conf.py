@@ -1,4 +1,4 @@
-"""The files in conf/ name every key there is, show its default, and start a server as they stand."""
+"""Tests that the files in conf/ name every key with its default, and start a server unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget of descriptors: what each part may hold, and that together they fit."""
+"""Tests of the descriptor budget: the share of each part, and their sum."""
 
 import pytest
 

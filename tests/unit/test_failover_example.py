@@ -1,4 +1,4 @@
-"""The failover demo's verdict: what it takes for lost, and what for allowed."""
+"""Tests of the verdict of the failover demo: lost and permitted messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that has to be built first says so: it takes minutes."""
+"""Test that the build of a server, which takes minutes, is announced."""
 
 from __future__ import annotations
 

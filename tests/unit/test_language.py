@@ -1,4 +1,4 @@
-"""The rules of CONTRIBUTING's section "How we write" that a machine can check.
+"""Checks of the rules in the section "How we write" of CONTRIBUTING.
 
 The limits in `language_limits.json` state how many findings of each kind a package still has. A change may lower them
 and may not raise them. `NEVE_GOLDEN=write` writes the present counts.

@@ -1,4 +1,4 @@
-"""What a log line says is what its writer said: names that clients choose begin no line of their own."""
+"""Tests of log formatting: names chosen by clients cannot forge log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record's codec keeps every byte, and says so when bytes are no record."""
+"""Tests of the record codec: it preserves every byte and rejects malformed records."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_every_truncation_and_every_lying_length_is_refused() -> None:
 
 @pytest.mark.parametrize("hosts", [BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6])
 def test_flipped_host_bits_of_a_short_record_are_refused(hosts: int) -> None:
-    """The fixed fields then reach outside the record, whatever its length says."""
+    """With these bits, the fixed fields extend beyond the record."""
     for length in range(24):
         raw = bytearray(encode(body=b"", topic=b"t", properties=b"\xff" * length))
         raw[36:40] = hosts.to_bytes(4, "big")
@@ -159,7 +159,7 @@ def test_a_damaged_body_is_a_value_error_and_a_whole_one_comes_back(codec: int) 
 
 
 def zstd_without_length(whole: bytes) -> bytes:
-    """As a stream writes it, which is what Java's client does: the frame does not say how long it is."""
+    """Compress as a stream like the Java client: the frame does not contain the length."""
     stream = zstandard.ZstdCompressor().compressobj()
     return stream.compress(whole) + stream.flush()
 

@@ -1,4 +1,4 @@
-"""What may wait takes its share of the interpreter, and no more."""
+"""Tests of Pace, which limits the share of the interpreter for background work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from infra.observe.metrics import Histogram, Metrics, Series, render
 
 
 class Waits(SystemThreads):
-    """Notes for how long somebody would have waited."""
+    """Threads that record waiting times instead of waiting."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -146,7 +146,7 @@ def test_what_others_did_while_it_waited_counts_for_nothing_on_the_loop() -> Non
 
 
 def test_what_other_threads_do_counts_for_nothing() -> None:
-    """By the machine's own clock: a thread that waits for another has done nothing meanwhile."""
+    """With the real clock, a thread that waits for another one accumulates no time."""
     clock, found = SystemClock(), list[Any]()
 
     def busy() -> None:

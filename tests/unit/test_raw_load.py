@@ -1,4 +1,4 @@
-"""The load generator of the benchmarks."""
+"""Test of the load generator of the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench import raw_load
 
 
 def test_producer_ends_without_an_unretrieved_exception() -> None:
-    """It closes a connection on which sends are under way."""
+    """The producer closes a connection with sends in flight."""
     reported: list[dict[str, object]] = []
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Files that were written for RocketMQ: what neve does with each key, and that the page says so."""
+"""Tests of configuration files written for RocketMQ: the treatment of each key, and its documentation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SERVERS = [
 ]
 AnyConfig = type[BrokerConfig] | type[NamesrvConfig] | type[ControllerConfig]
 
-#: As it stands on machines: of 4.x's days, with the guides' advice of several years.
+#: A typical production file since 4.x, with settings recommended by several guides.
 PRODUCTION = """
 # broker-a of the east hall
 brokerClusterName = east
@@ -309,7 +309,7 @@ def code(names: Iterable[str]) -> str:
 
 
 def listed(every: Mapping[str, rocketmq_keys.Key]) -> list[str]:
-    """What is honoured, and the table of what is ignored."""
+    """Return the list of honoured keys and the table of ignored ones."""
     honoured = [name for name, key in every.items() if key.reason == rocketmq_keys.HONOURED]
     lines = [f"Honoured: {code(honoured)}.", "", "| ignored | why |", "|---|---|"]
     for reason, why in rocketmq_keys.REASONS.items():
@@ -319,7 +319,7 @@ def listed(every: Mapping[str, rocketmq_keys.Key]) -> list[str]:
 
 
 def rendered() -> str:
-    """The section of the page, from the tables."""
+    """Return the section of the page, generated from the tables."""
     every = {**rocketmq_keys.keys(rocketmq_keys.NAMESRV), **rocketmq_keys.keys(rocketmq_keys.BROKER)}
     lines = listed(every)
     of_a_controller = rocketmq_keys.keys(rocketmq_keys.CONTROLLER[:1])

@@ -1,4 +1,4 @@
-"""A certificate is told of as it is served, whatever becomes of its files."""
+"""Tests that the served certificate is reported, independent of later changes of its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DAY_S = 86_400
 
 
 def write_pair(pem: Path, key: Path, days: int) -> None:
-    """A new one, good for so many days."""
+    """Write a new certificate and key, valid for this number of days."""
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     made += ["-keyout", str(key), "-out", str(pem), "-days", str(days), "-subj", "/CN=neve"]
     subprocess.run(made, check=True, capture_output=True)

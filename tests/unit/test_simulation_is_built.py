@@ -1,4 +1,4 @@
-"""The simulation builds a broker as `neve broker` does: doubles go in as arguments, no name of the house is changed."""
+"""Checks that the simulation passes test doubles as arguments and patches no name of neve."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HOUSE = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "neve", "tiered")
-#: A test that breaks the house, to see that the simulation finds it, says so in its name.
+#: The name of a test that breaks neve on purpose, to check that the simulation detects it, contains this.
 BREAKS = ("_is_found", "_are_found", "_names_the_seed_and_the_last_steps", "_goes_on_where_it_stopped")
 MODULES = sorted((ROOT / "tests" / "simulation").rglob("*.py"))
 
 
 def _from_the_house(tree: ast.Module) -> set[str]:
-    """The names that the module imports from the house."""
+    """Return the names that a module imports from neve."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and _of_house(node.module or ""):
@@ -36,7 +36,7 @@ def _root(node: ast.expr) -> str:
 
 
 def _faults(source: str) -> list[str]:
-    """What of a module changes a name of the house."""
+    """Return the places of a module that patch a name of neve."""
     tree = ast.parse(source)
     house, faults = _from_the_house(tree), list[str]()
     breaking = {

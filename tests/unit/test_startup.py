@@ -1,4 +1,4 @@
-"""What is looked at before a server starts."""
+"""Tests of the checks before a server starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/TASKS.md` names every task, job and thread of the servers, and no other."""
+"""Tests that `docs/TASKS.md` lists exactly the tasks, jobs and threads of the servers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PAGE = (ROOT / "docs" / "TASKS.md").read_text("utf-8")
 SERVERS = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "tiered")
 KINDS = ("spawn", "every", "keep", "vital")
 ROW_WITH_KIND = re.compile(rf"^\| `([\w-]+)` \| ({'|'.join(KINDS)}) \|", re.MULTILINE)
-# Starts threads under the names that others give them: `threads.start(name, work)`, `threads.in_line(name)`.
+# Starts threads with names given by callers: `threads.start(name, work)`, `threads.in_line(name)`.
 SEAM = "infra/loop/threads.py"
-# Not named in the code: asyncio gives them this one.
+# Not named in the code: the name is from asyncio.
 ASYNCIOS_OWN = "asyncio_"
 
 
@@ -32,7 +32,7 @@ def named(call: ast.Call) -> str:
 
 
 def text_of(value: ast.expr | None) -> str:
-    """What a name begins with, where the rest of it is computed."""
+    """Return the constant prefix of a name."""
     match value:
         case ast.Constant(value=str(text)):
             return text
@@ -64,7 +64,7 @@ def test_every_task_and_thread_is_on_the_page_and_no_other() -> None:
                     without_name.append(f"{path}:{call.lineno}")
                 in_code.add(name)
     assert without_name == []
-    in_code -= {"", "job-"}  # the jobs' own names are those of `JobScheduler.every`
+    in_code -= {"", "job-"}  # job names come from `JobScheduler.every`
     assert in_code - rows() == set(), "not on the page"
     assert rows() - in_code == set(), "not in the code"
 
@@ -80,7 +80,6 @@ def test_every_task_beside_the_supervisors_has_its_file_on_the_page() -> None:
 
 
 def test_each_kind_of_a_task_is_the_supervisors() -> None:
-    """The kind that the page gives to a task is the method that starts it."""
     told: dict[str, str] = dict(ROW_WITH_KIND.findall(PAGE))
     started: dict[str, str] = {}
     for path, tree in modules():

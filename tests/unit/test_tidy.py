@@ -1,4 +1,4 @@
-"""The house rules that a machine can see: no dead module, no clock or sleep out of place."""
+"""Checks of coding rules: no unused module, no direct use of clocks, random numbers, files or sleeps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STARTED = {
 }
 # Imported by users.
 OFFERED = {"neve.client.sync"}
-# Imported when a verb is called (`neve.cli.main`).
+# Imported when a command runs (`neve.cli.main`).
 NAMED_IN_TEXT = re.compile(r"\"((?:neve|broker|namesrv|controller)(?:\.\w+)+)")
 MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
-# Only these look at the machine's clocks, and only this one throws dice.
+# Only these modules read the system clocks, and only this one uses random numbers.
 CLOCKS = {"infra/clock.py", "neve/clock.py"}
 DICE = {"neve/entropy.py"}
 TIMES = {
@@ -38,7 +38,7 @@ TIMES = {
 }
 THROWS = re.compile(r"(os\.urandom|uuid\.uuid[14]|secrets\.\w+|random\.(?!Random$)\w+|\w+\.SystemRandom)$")
 
-# Outside `infra` files are touched through the `Disk` that one is given; these few do it themselves, because:
+# Outside `infra`, files are accessed through an injected `Disk`. Exceptions with reasons:
 TOUCH_FILES = {
     "access/server_checks.py": "looks at the mode of the files that hold secrets",
     "access/store.py": "looks at a file's time and size: whether somebody else has written it",
@@ -78,7 +78,7 @@ TOUCH_FILES = {
     "tiered/worker/writing.py": "what came with a request, and where a large object is made",
     "tiered/write/segment_writer.py": "the worker maps sealed log files and writes a file of its own to upload",
 }
-# What touches files: by its whole name; as a path's method, which nothing else here has; and so if it is given nothing.
+# Calls that access files: by full name; by method names unique to paths; by method names without arguments.
 FILE_CALLS = re.compile(
     r"(open|io\.open|(shutil|tempfile|fcntl)\.\w+|mmap\.mmap|TemporaryDirectory|NamedTemporaryFile|TemporaryFile"
     r"|os\.(?!getpid$|geteuid$|cpu_count$|fspath$|environ\b|kill$|urandom$|sched_\w+$|_exit$)\w+|os\.path\.(exists|is\w+|get\w+))$"
@@ -89,7 +89,7 @@ PATH_CALLS = {
 }
 BARE_PATH_CALLS = {"exists", "is_file", "is_dir", "iterdir", "stat", "resolve"}
 
-# What users import: there functions have docstrings, too.
+# Modules that users import: their functions need docstrings, too.
 PUBLIC = ("neve/__init__.py", "neve/admin/", "neve/client/", "neve/archive/", "neve/spark/", "neve/record/")
 
 
@@ -107,7 +107,7 @@ def calls(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def test_every_bug_on_record_has_its_test() -> None:
-    """A checker that no longer finds the old bug has rotted; one that is gone finds nothing."""
+    """Otherwise, a regression test could be removed or renamed without notice."""
     faults = []
     for line in (ROOT / "tests" / "TRACK_RECORD.md").read_text("utf-8").splitlines():
         if not line.startswith("| ") or line.startswith("| bug "):
@@ -163,7 +163,7 @@ def test_tests_wait_for_conditions_and_never_for_time() -> None:
 
 
 def test_the_clock_and_the_dice_are_injected() -> None:
-    """Whatever is named, called or not: a default or a factory looks as well."""
+    """References count as well as calls, because defaults and factories call later."""
     looks = []
     for path, tree in trees().items():
         if path.parts[0] not in PACKAGES:
@@ -193,7 +193,7 @@ def touches_files(call: ast.Call) -> bool:
 
 
 def test_only_the_machines_room_touches_files() -> None:
-    """`infra` gives the others a disk, which tests break and cut the power of: no file is opened past it."""
+    """Other packages use an injected disk, so that tests can simulate faults and power cuts."""
     touching = Counter(
         path.as_posix()
         for path, tree in trees().items()
@@ -206,7 +206,7 @@ def test_only_the_machines_room_touches_files() -> None:
 
 
 def test_what_is_public_says_what_it_is() -> None:
-    """Every class that another room may name, and every function that a user may."""
+    """Public classes of all packages, and functions of modules that users import."""
     silent = [
         f"{path}:{node.lineno} {node.name}"
         for path, tree in trees().items()
@@ -220,7 +220,7 @@ def test_what_is_public_says_what_it_is() -> None:
 
 
 def test_the_files_that_pages_name_are_there() -> None:
-    """Without their suffix, too; `lifecycle/offload.py`, `evict.py` means the same folder."""
+    """Names without suffix are checked, too. In "`lifecycle/offload.py`, `evict.py`", both are in one folder."""
     pages = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")]
     gone = []
     for page in (*pages, *(ROOT / "docs").glob("*.md")):
@@ -231,7 +231,7 @@ def test_the_files_that_pages_name_are_there() -> None:
 
 
 def test_the_changelog_says_each_thing_once_under_its_kind_and_area() -> None:
-    """Lists that grow at both ends are merged by keeping both sides."""
+    """Merges that keep both sides can duplicate or misplace entries."""
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     bullets = re.split(r"^- ", text, flags=re.MULTILINE)[1:]
     assert [one for one, count in Counter(one.split("\n\n")[0].strip() for one in bullets).items() if count > 1] == []

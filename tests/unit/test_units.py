@@ -1,4 +1,4 @@
-"""Durations, sizes and times as text."""
+"""Tests of durations, sizes and times as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ships is what users run: the wheel, as the build tool makes it."""
+"""Tests of the content of the built wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PACKAGES = set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
-#: For those who work on neve: doubles of a machine, servers that tests build, what measures and shows.
+#: Packages for developers only: test doubles, servers for tests, benchmarks and examples.
 DEVELOPERS = ("tests", "bench", "examples")
 
 

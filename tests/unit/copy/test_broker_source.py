@@ -55,7 +55,7 @@ HOUR = 3_600_000
 
 
 class Searched:
-    """A queue whose broker searches by time as RocketMQ's does: it assumes that store times are in order."""
+    """A queue whose broker searches by time like RocketMQ, which assumes ascending store times."""
 
     def __init__(self, times: list[int]) -> None:
         self._times = times
@@ -83,7 +83,7 @@ def test_broker_source_span_holds_all_times_after_clock_steps(back: int) -> None
 
 
 class SearchedForNearest:
-    """A queue whose broker searches by time as RocketMQ 4.9 does: it returns the nearest record."""
+    """A queue whose broker searches by time like RocketMQ 4.9, which returns the nearest record."""
 
     def __init__(self, times: list[int]) -> None:
         self._times = times

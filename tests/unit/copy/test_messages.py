@@ -1,4 +1,4 @@
-"""Which messages a replay means, and what it sends for each."""
+"""Tests of the messages that a replay selects and of their copies."""
 
 from __future__ import annotations
 

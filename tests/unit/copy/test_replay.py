@@ -26,7 +26,7 @@ LENGTH = 2_500
 
 
 class Listed:
-    """Two queues of messages a millisecond apart; every tenth offset exists nowhere."""
+    """Two queues of messages a millisecond apart. Every tenth offset is missing."""
 
     async def bounds(self) -> dict[MessageQueue, Bounds]:
         return dict.fromkeys(QUEUES, Bounds(5, LENGTH))
@@ -45,15 +45,15 @@ def message(queue: MessageQueue, offset: int) -> Message:
 
 
 class Killed(BaseException):
-    """The end of a process, as far as it can be seen from inside."""
+    """The simulated kill of a process."""
 
 
 class Cluster:
-    """A client that stores what is sent, and dies or fails when `left` messages have been."""
+    """A client that stores messages, and is killed or fails after `left` of them."""
 
     def __init__(self, left: int, end: type[BaseException] = Killed) -> None:
         self.stored: list[Message] = []
-        self.into: dict[MessageQueue, set[Any]] = {}  # source -> what was asked for as its target
+        self.into: dict[MessageQueue, set[Any]] = {}  # source -> requested targets
         self.brokers = "c"
         self._left, self._end = left, end
 
@@ -156,7 +156,7 @@ def test_cancelled_task_ends_and_missing_target_is_refused(tmp_path: Path) -> No
     ("brokers", "expected"), [("ab", ["a", "b"]), ("de", ["d", "e"]), ("d", ["d", "d"]), ("bd", ["b", "b"])]
 )
 def test_kept_queue_goes_to_one_queue_after_a_resume(tmp_path: Path, brokers: str, expected: list[str]) -> None:
-    """Batches that took turns between brokers would lose its order."""
+    """Batches that alternate between brokers would lose the order of the queue."""
     book, first, second = TaskBook(tmp_path), Cluster(2_300), Cluster(1 << 30)
     first.brokers, second.brokers = brokers, brokers + "f"
     with pytest.raises(Killed):
@@ -179,10 +179,10 @@ def test_end_of_a_queue_is_kept_by_tasks_of_other_parts() -> None:
     every = Asked()
     first = continued(found(("a", 0, 100), ("b", 0, 50)), [], every, from_first=True)
     assert told(first) == {"a": (0, 100), "b": (0, 50)}
-    # one queue alone, or a broker that is away: the other one's end is not forgotten
+    # a task of one queue, or without an unreachable broker, keeps the end of the other queue
     second = continued(found(("b", 0, 60)), first, Asked(broker="b"), from_first=False)
     assert told(second) == {"b": (50, 60), "a": (100, 100)}
-    # offsets that have been gone through
+    # offsets already processed
     third = continued(found(("a", 0, 11), ("b", 0, 11)), second, Asked(first=0, end=11), from_first=False)
     assert told(third) == {"a": (11, 11), "b": (11, 11)}
     again = continued(found(("a", 0, 11), ("b", 0, 11)), third, Asked(first=0, end=11), from_first=True)
@@ -201,7 +201,7 @@ def test_queue_shorter_than_the_earlier_task_is_an_error() -> None:
 
 
 class ClockSetBack(Listed):
-    """As `Listed`, but the clock was set back twice: times run 5 .. 1004, then 5 .. 1004 again, then 5 .. 504."""
+    """Like `Listed`, but the clock was set back twice: times are 5 .. 1004, again 5 .. 1004, then 5 .. 504."""
 
     async def span(self, _queue: MessageQueue, bounds: Bounds, _since: int | None, _until: int | None) -> Bounds:
         return bounds

@@ -1,4 +1,4 @@
-"""The checker of histories finds a fault of each kind that was put into a history without one."""
+"""Tests of the history checker: it finds each kind of fault planted in a correct history."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def stored(key: str, offset: int, topic: str = "t", at: int = 0) -> Stored:
 
 
 def whole() -> list[Event]:
-    """All is well, and there is something of everything."""
+    """Return a correct history with all kinds of events."""
     later = {"producer": "later", "topic": "late", "queue": -1, "offset": -1}
     halves = {"producer": "halves", "topic": "halves"}
     return [
@@ -145,7 +145,7 @@ SHORTER = (Bounds(topic="t", queue=0, first=0, end=5), Bounds(topic="t", queue=0
 
 
 def cut_last(events: list[Event]) -> list[Event]:
-    """The queue's last message is gone, and nothing else shows it."""
+    """Remove the last message of a queue and all other traces of it."""
     events = without(events, ROW, stored("p-5", 4), seen("p-5", 4, who="g2", group="g", in_order=True))
     return [SHORTER[1] if event == SHORTER[0] else event for event in events]
 
@@ -209,7 +209,7 @@ PLANTED: list[tuple[str, str, Plant]] = [
 ]  # fmt: skip
 
 
-#: Which of them rest on what a round reads behind the queues, or on there being nothing more.
+#: Plants that rely on reads after the queues, or on the completeness of the round.
 UNSEEN_THEN = {
     "a delayed message never comes",
     "a committed message never comes",
@@ -319,7 +319,7 @@ def test_what_is_only_late_is_void_when_the_machine_starved() -> None:
 
 
 def test_what_was_passed_over_is_not_late_however_much_the_machine_starved() -> None:
-    """What lies behind it has come: it never will."""
+    """Later messages were received, so the skipped one will never arrive."""
     starved = Stall(at=HEALED + 1, lasted=60_000)
     rested = Rested(group="g", at=HEALED + 30_000)
     third, last = (seen(key, at, who="g1", group="g", in_order=True) for key, at in (("p-3", 3), ("p-0", 0)))
@@ -344,9 +344,9 @@ def test_what_was_passed_over_is_not_late_however_much_the_machine_starved() -> 
     [(kind, plant) for what, kind, plant in PLANTED if kind not in ("blind", "topics") and what not in UNSEEN_THEN],
 )
 def test_a_round_that_was_broken_off_late_is_judged_by_what_it_had_proved(kind: str, plant: Plant) -> None:
-    """All of it was read, and then nobody answered."""
+    """Everything was read before the requests timed out."""
     starved, late = Stall(at=HEALED + 1, lasted=60_000), BrokenOff(why="no answer", late=True)
-    read = Bounds(topic="halves", queue=1, first=0, end=0)  # the one that it was about to read
+    read = Bounds(topic="halves", queue=1, first=0, end=0)  # the next queue to read
     assert check([*whole(), read, starved, late], SYNC).verdict is Verdict.VOID
     events = [*plant(whole()), read, late]
     assert kind in kinds(events)
@@ -355,7 +355,7 @@ def test_a_round_that_was_broken_off_late_is_judged_by_what_it_had_proved(kind: 
 
 
 def test_of_a_round_that_was_broken_off_nothing_is_said_that_it_had_not_come_to() -> None:
-    """Neither of queues that it has not read, nor of groups that were not waited for."""
+    """Unread queues and groups without a wait cause no findings."""
     late = BrokenOff(why="no answer", late=True)
     for unread in ((Bounds, Stored, Archived, LogPart, Topics, Rested), (Archived, LogPart, Topics)):
         events = without_all(whole(), *unread)
@@ -366,14 +366,14 @@ def test_of_a_round_that_was_broken_off_nothing_is_said_that_it_had_not_come_to(
 
 
 def test_in_async_who_led_is_to_be_known() -> None:
-    """Else what a round of hand-overs owes would be forgiven."""
+    """Otherwise, losses in a round of switchovers would be excused."""
     events = changed(whole(), BEGAN, epoch=-1)
     assert kinds(events, ASYNC) == {"blind"}
     assert kinds(events, SYNC) == set()
 
 
 def test_the_archive_has_its_time_from_when_it_was_asked_for() -> None:
-    """Behind the rest of the groups, which have theirs."""
+    """The archive is requested after the groups have settled, which have their own deadline."""
     late = changed(whole(), ARCHIVE, at=HEALED + 31_000)
     assert kinds(late) == {"restless"}
     asked = changed(whole(), ARCHIVE, at=HEALED + 31_000, asked=HEALED + 30_000)
@@ -385,7 +385,7 @@ def test_the_archive_has_its_time_from_when_it_was_asked_for() -> None:
 
 def test_a_round_of_nothing_but_hand_overs_keeps_all_in_async_as_long_as_nobody_else_is_elected() -> None:
     handed_over = changed(whole(), KILL, kind=Kind.HAND_OVER)
-    unasked = changed(handed_over, ENDED, epoch=7)  # two hand-overs were answered
+    unasked = changed(handed_over, ENDED, epoch=7)  # two switchovers were acknowledged
     assert "lost" in kinds([*cut_last(handed_over), CUT], ASYNC)
     assert kinds([*cut_last(unasked), CUT], ASYNC) == set()
     assert kinds([*cut_last(whole()), CUT], ASYNC) == set()
@@ -398,7 +398,7 @@ def test_a_round_of_nothing_but_hand_overs_keeps_all_in_async_as_long_as_nobody_
 def test_a_report_tells_what_befell_the_round_and_how_long_nobody_was_acknowledged() -> None:
     report = check(whole(), SYNC)
     assert (report.elections, dict(report.faults)) == (1, {"kill": 1})
-    assert report.silent_ms == 3_000  # from the third call's end to that of the one after the two that failed
+    assert report.silent_ms == 3_000  # from the end of the third call to the end of the call after the two failed ones
     assert check([*whole(), sent(9, outcome=Outcome.UNKNOWN)], SYNC).silent_ms == 4_000
 
 

@@ -1,4 +1,4 @@
-"""Links between processes: each direction is cut by itself, and what was held arrives at the healing or never."""
+"""Tests of simulated links: directions are cut separately, and held data is delivered at healing or never."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THERE, BACK = ("client", "server"), ("server", "client")
 
 
 class Far:
-    """A server that keeps what it got, and the writer of its latest connection."""
+    """A server that records its input and the writer of its latest connection."""
 
     def __init__(self) -> None:
         self.got = b""
@@ -38,7 +38,7 @@ Talk = Callable[[Links, Far, asyncio.StreamReader, asyncio.StreamWriter], Awaita
 
 @asynccontextmanager
 async def linked(source: str = "client") -> AsyncIterator[tuple[Links, Far, int]]:
-    """A server behind a link; without a `source` who connects is found by its process."""
+    """Run a server behind a link. Without `source`, clients are identified by their process."""
     far, links = Far(), Links(lambda: [("other", 1), ("client", os.getpid())], random.Random(1))
     server = await asyncio.start_server(far.serve, "127.0.0.1", 0)
     async with server:
@@ -67,7 +67,7 @@ def test_a_direction_that_is_cut_holds_what_was_sent_until_it_is_healed(source: 
         writer.write(b" late")
         assert far.writer is not None
         far.writer.write(b"answer")
-        assert await reader.readexactly(6) == b"answer"  # the other direction is whole
+        assert await reader.readexactly(6) == b"answer"  # the other direction works
         assert far.got == b"hello"
         links.heal()
         await until(lambda: far.got == b"hello late", "what was held")

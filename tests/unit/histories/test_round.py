@@ -1,4 +1,4 @@
-"""Which ends of a round say no more than that nobody answered in time; who is asked, and who is replaced."""
+"""Tests of history rounds: late ends, leader queries, and replacement of members."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_who_led_is_asked_until_somebody_answers_and_no_longer_than_patience_las
 
 
 class Counted(Server):
-    """A server that does not run: what is done with it is told."""
+    """A server that does not run and records the calls."""
 
     def __init__(self, done: list[str], directory: Path) -> None:
         super().__init__("a", directory, "broker", {})
@@ -64,7 +64,7 @@ class Counted(Server):
 
 
 class Forgetful(BrokerSet):
-    """Forgets when it is told to."""
+    """A broker set whose controller forgets a member after `may_forget`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, Links(list, random.Random(0)), {})
@@ -83,7 +83,7 @@ class Forgetful(BrokerSet):
 
 
 async def test_a_replacement_goes_on_to_its_end_though_who_asked_for_it_is_cancelled(tmp_path: Path) -> None:
-    """A member would stay down, or come back with a disk whose number the controller has forgotten."""
+    """Otherwise, a member would stay down, or restart with a disk whose id the controller has forgotten."""
 
     brokers = Forgetful(tmp_path)
     first = asyncio.create_task(brokers.replace("a", brokers.noted))
@@ -112,7 +112,7 @@ async def test_who_is_needed_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_a_member_is_not_replaced_on_its_word_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int, is_away: bool
 ) -> None:
-    """Its master's log has to begin above the end of its own."""
+    """The log of its master must begin above its own log end."""
     brokers = BrokerSet(tmp_path, Links(list, random.Random(0)), {})
     brokers.log_files["a"].mkdir(parents=True)
     (brokers.log_files["a"] / f"{100:020}").touch()

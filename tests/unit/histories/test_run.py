@@ -1,4 +1,4 @@
-"""What `python -m tests.histories.run` answers when it ends before its time."""
+"""Test of `python -m tests.histories.run` if it is ended early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop that nobody runs is noted, with how long; one that runs is not."""
+"""Tests of the records of stalls of the event loop and of starved servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import until
 async def test_a_loop_that_stands_still_is_noted_with_when_and_how_long() -> None:
     history: list[Event] = []
     with stalls_noted(history):
-        threading.Event().wait(1.0)  # as a machine that runs somebody else
+        threading.Event().wait(1.0)  # like a machine busy with other processes
         await until(lambda: bool(history), "it is noted")
     stall = history[0]
     assert isinstance(stall, Stall)
@@ -35,7 +35,7 @@ async def test_a_server_that_waits_for_a_processor_is_noted_by_its_name(monkeypa
     with waits_noted(history, lambda: {"a": [7], "b": list(waited)[1:]}):
         waited[7], waited[8] = 500, 99
         await until(lambda: bool(history), "it is noted")
-        waited[9] = 1_000  # a later life of b's
+        waited[9] = 1_000  # a later process of b
         await until(lambda: len(history) == 2, "and again")
     found = [(one.who, one.lasted) for one in history if isinstance(one, Waited)]
     assert found == [("a", 100), ("b", 1_000)], "what came before, and what is little, is no matter"

@@ -1,4 +1,4 @@
-"""What the last line of many rounds says, and when they are enough."""
+"""Tests of the summary of history rounds, and of the criterion for success."""
 
 from __future__ import annotations
 

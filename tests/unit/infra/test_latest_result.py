@@ -1,4 +1,4 @@
-"""What is told from time to time: one look for all, and the last one where it takes long."""
+"""Tests of LatestResult: callers share a run, and a slow run returns the last result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.observe.latest_result import AgedResult, LatestResult
 
 
 class Looks:
-    """They end when they are let."""
+    """Runs that end when a test sets their result."""
 
     def __init__(self) -> None:
         self.firsts: list[bool] = []

@@ -1,4 +1,4 @@
-"""The loop's longest pause is seen, told once, and forgotten."""
+"""Test of LoopLag: the longest pause of the event loop is reported once."""
 
 from __future__ import annotations
 

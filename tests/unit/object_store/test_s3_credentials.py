@@ -1,4 +1,4 @@
-"""Credentials that expire, are rewritten or refused: stores and readers use the new ones without a restart."""
+"""Tests of credentials that expire, change or are refused: new ones are used without a restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server() -> Iterator[FakeS3]:
 
 
 class Home:
-    """AWS files and a credential process, as agents that rotate credentials leave them."""
+    """AWS files and a credential process, as maintained by agents that rotate credentials."""
 
     def __init__(self, root: Path) -> None:
         self.credentials, self.config, self.issued = root / "credentials", root / "config", root / "issued"
@@ -121,7 +121,7 @@ def test_every_request_of_a_store_survives_a_refusal(name: str, server: FakeS3, 
 
 
 def test_credentials_that_expire_are_renewed_before(server: FakeS3, home: Home) -> None:
-    """A token with two minutes left is not used for another half an hour."""
+    """A token valid for two more minutes is not used for another half hour."""
     home.issue("K1", timedelta(minutes=2))
     store = open_store(server.url())
     store.get(KEY)

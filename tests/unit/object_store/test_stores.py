@@ -1,4 +1,4 @@
-"""The contract that every object store keeps, on the double and on a directory."""
+"""Tests of the object store contract, with the memory store and the directory store."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_bucket_that_deletes_no_thousand_at_once_is_asked_for_each(monkeypatch
 
 
 def winners_of_a_race(store: ObjectStore, key: str) -> list[int]:
-    """Which of eight conditional PUTs at once were told that theirs is the object; each wrote its number."""
+    """Run eight concurrent conditional PUTs of numbers, and return the numbers that succeeded."""
     barrier = threading.Barrier(8)
     won: list[int] = []
 
@@ -257,7 +257,7 @@ def test_memory_faults_strike_before_or_after_the_effect() -> None:
     ],
 )
 def test_bad_urls_are_refused(url: str, message: str) -> None:
-    """Broker, reader, command line and Spark ask one parser; the text repeats no secret."""
+    """Broker, readers, command line and Spark share this parser. Its errors contain no secret."""
     with pytest.raises(BadStoreUrl, match=message) as caught:
         open_store(url)
     assert "secret" not in str(caught.value).replace("AWS_SECRET_ACCESS_KEY", "")

@@ -1,4 +1,4 @@
-"""What tests ask controllers of a set is decided by one answer, however soon the next one says otherwise."""
+"""Tests of test helpers that query controllers: each decision uses a single answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B = Broker("a:1"), Broker("b:1")
 
 
 class Changing(Members[Broker]):
-    """Each answer is another one."""
+    """Members with a sequence of different answers."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         super().__init__(5.0)

@@ -1,4 +1,4 @@
-"""Servers of tests leave nothing behind, whatever they do when they are told to end, and get ports of their own."""
+"""Tests of server processes for tests: they are always ended completely and get unique ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers import processes
 from tests.servers.processes import Processes, free_ports
 from tests.waiting import wait_until
 
-#: Neither ends when it is asked to, and the one that it starts has a session of its own.
+#: Ignores SIGTERM, and starts a process in another session that ignores it, too.
 DEAF = "trap '' TERM; setsid bash -c \"trap '' TERM; while :; do sleep 60; done\" & while :; do wait; done"
 
 

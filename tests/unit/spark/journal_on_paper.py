@@ -27,7 +27,7 @@ Run = tuple[int, int, int]
 
 
 class JournalOnPaper:
-    """One broker's, with the rows of each name that was ever in it."""
+    """The journal of one broker, with the rows of every object that it has named."""
 
     def __init__(self, store: MemoryStore, broker: str = "a") -> None:
         self.store, self.broker = store, broker
@@ -45,7 +45,7 @@ class JournalOnPaper:
     def name(
         self, topic: str, runs: Sequence[Run], *, start: int, end: int, rewrite: int = 0, at: int = 1000
     ) -> CommittedObject:
-        """One object, a row group for each run."""
+        """Return an object with one row group per run."""
         key = data_key("", topic, "2026-01-01", self.broker, start=start, end=end, epoch=1, rewrite=rewrite)
         groups: list[RowGroup] = []
         queues: dict[int, tuple[int, int, int]] = {}
@@ -72,7 +72,7 @@ class JournalOnPaper:
         return made
 
     def replace(self, old: Sequence[CommittedObject]) -> None:
-        """Few become one, with a row group for each of theirs."""
+        """Replace objects by one with all their row groups."""
         runs = sorted(run for name in old for group in name.row_groups for run in group.runs)
         made = self.name(
             old[0].topic, runs, start=old[0].start, end=old[-1].end, rewrite=self.catalog.next_seq, at=old[-1].max_time

@@ -1,4 +1,4 @@
-"""Which objects, row groups and rows a batch reads, and how they are shared out."""
+"""Tests of batch planning: selection of objects, row groups and rows, and their distribution to tasks."""
 
 from __future__ import annotations
 

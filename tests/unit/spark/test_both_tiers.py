@@ -48,7 +48,7 @@ def of_stream(**told: str) -> Options:
 
 
 class Cluster:
-    """A cluster whose queues and bounds a test sets."""
+    """A cluster with queues and bounds set by a test."""
 
     def __init__(self, *names: str) -> None:
         self.names = set(names)
@@ -150,7 +150,7 @@ def test_each_row_is_in_one_batch_and_a_repeated_batch_is_the_same(
         elif kind == "archive" and waiting:
             first, archived[queue] = archived[queue], archived[queue] + min(number, waiting)
             journal.commit(queue.topic, [(0, first, archived[queue] - 1)])
-        elif kind == "later" and waiting > 1:  # of a round's two objects the second is there first
+        elif kind == "later" and waiting > 1:  # the second of two objects of a round is committed first
             first, archived[queue] = archived[queue], archived[queue] + waiting
             journal.commit(queue.topic, [(0, first + 1, archived[queue] - 1)])
             batch(None)
@@ -198,7 +198,7 @@ def test_gaps_erased_and_expired_rows_are_not_pulled() -> None:
 
 
 def test_rows_that_a_broker_deletes_during_planning_are_in_the_archive() -> None:
-    """Brokers are asked before the journals are read."""
+    """Planning queries the brokers before it reads the journals."""
     world = World()
     queue = Queue("a", "s", 0)
     world.hot.bounds_of = {queue: Bounds(0, 10)}

@@ -1,4 +1,4 @@
-"""The requests to brokers when a query of both tiers is planned."""
+"""Tests of the requests to brokers while a query of both tiers is planned."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FakeClient:
         return 1
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Bodies by the schemas of a registry, as Spark's workers write them as JSON."""
+"""Tests of the conversion of bodies to JSON by schemas of a registry, as in Spark workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options, columns and rows of the sink are checked before a message is sent."""
+"""Tests of the checks of sink options, columns and rows before a message is sent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_credentials_of_options_file_and_environment_are_hidden(tmp_path: Path) 
 
 
 class Kind:
-    """A type as Spark spells it."""
+    """A Spark data type, by its name."""
 
     def __init__(self, name: str, spelt: str) -> None:
         self.name, self.dataType, self._spelt = name, self, spelt
@@ -72,7 +72,7 @@ class Kind:
 
 
 class Columns:
-    """A StructType, as far as it is looked at."""
+    """The used part of a Spark StructType."""
 
     def __init__(self, **kinds: str) -> None:
         self.fields = [Kind(name, kind) for name, kind in kinds.items()]

@@ -1,4 +1,4 @@
-"""Whatever becomes of a stream's rows between two batches, each is in one batch, and a batch is the same again."""
+"""Tests of the stream planner: each row is in exactly one batch, and batches are repeatable."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def options(**told: str) -> Options:
 
 
 class Stream:
-    """One that may be ended and begun again at any time, by its checkpoint alone."""
+    """A stream that can be restarted at any time from its checkpoint."""
 
     def __init__(self, store: MemoryStore, asked: Options, journals: list[JournalOnPaper]) -> None:
         self.store, self.asked, self.journals = store, asked, journals
         self.planner = JournalStream(store, asked)
         self.position = self.kept(self.planner.initial())
-        self.before: Position | None = None  # the checkpoint has no begin of the first batch
+        self.before: Position | None = None  # the checkpoint does not contain the start of the first batch
         self.rows: list[list[tuple[str, Row]]] = []
 
     def kept(self, position: Position) -> Position:
@@ -81,13 +81,13 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(steps=STEPS, begin=st.integers(0, 10))
 def test_each_row_is_in_one_batch_and_a_batch_is_the_same_again(steps: list[tuple[str, int, int]], begin: int) -> None:
-    """Objects are replaced, rows erased, names expire within their grace, a second broker comes, the driver dies."""
+    """Random steps: replaced objects, erased rows, expiry with grace, a second broker, and driver restarts."""
     store = MemoryStore()
     journals = [JournalOnPaper(store, "a")]
     stream: Stream | None = None
     came: set[tuple[str, Row]] = set()
     erased: set[tuple[str, Row]] = set()
-    since_last: set[tuple[str, Row]] = set()  # what was erased since the last batch is in no replay of it
+    since_last: set[tuple[str, Row]] = set()  # a replay of the last batch lacks rows erased since
     ends: dict[tuple[str, str, int], int] = {}
     for number, (kind, which, size) in enumerate(steps):
         if number == begin or (number > begin and stream is None):
@@ -114,7 +114,7 @@ def test_each_row_is_in_one_batch_and_a_batch_is_the_same_again(steps: list[tupl
         elif kind == "expire" and live and stream is not None:
             one, _, last = live[0].row_groups[0].runs[0]
             of.expire(live[:1], {topic: {one: last + 1}})
-            if of.broker not in stream.position.brokers:  # it joins with what is in view then
+            if of.broker not in stream.position.brokers:  # it joins with the rows visible at that time
                 runs = [run for group in live[0].row_groups for run in group.runs]
                 erased |= {(of.broker, (topic, run[0], n)) for run in runs for n in range(run[1], run[2] + 1)}
         elif kind == "other":
@@ -142,7 +142,7 @@ def one_topic(**told: str) -> tuple[MemoryStore, JournalOnPaper, Options]:
 
 @pytest.mark.parametrize("asked", ["earliest", "latest"])
 def test_the_first_batch_done_again_has_the_rows_that_it_had(asked: str) -> None:
-    """Spark asks again where a stream begins whose first batch was broken off, when more has come."""
+    """If the first batch was aborted, Spark requests the start again, when there are more rows."""
     store = MemoryStore()
     journal = JournalOnPaper(store)
     journal.commit("s", [(0, 0, 4)])
@@ -157,7 +157,7 @@ def test_the_first_batch_done_again_has_the_rows_that_it_had(asked: str) -> None
 
 
 def test_a_stream_that_began_with_nothing_has_what_comes_once() -> None:
-    """Its first batch has no row, and ends where it began."""
+    """The first batch has no rows, so its start and end are equal."""
     store = MemoryStore()
     journal = JournalOnPaper(store)
     journal.tell("s")
@@ -235,17 +235,17 @@ def test_late_entry_at_a_deleted_number_is_ignored() -> None:
 
 
 def checkpointed(store: MemoryStore, journal: JournalOnPaper) -> None:
-    """A checkpoint is all that is kept: those before it have gone, and the entries below it."""
+    """Write a checkpoint, and delete earlier checkpoints and entries below it."""
     keys = [info.key for info in store.list("") if info.key != journal_key("", "a", 0)]
     put_checkpoint(store, journal.catalog, "a")
-    newest = journal_key("", "a", journal.catalog.next_seq - 1)  # what follows is known by it
+    newest = journal_key("", "a", journal.catalog.next_seq - 1)  # identifies the following entries
     for key in set(keys) - {newest}:
         store.delete(key)
     store.put(journal_key("", "a", 0), encode_entry(Shortened()))
 
 
 def test_a_stream_outlives_the_checkpoint_that_it_was_begun_by() -> None:
-    """A topic is taken from it when it is asked for, and again after each entry that speaks of it."""
+    """A topic is loaded from the checkpoint on demand, and again after each entry about it."""
     store, journal, asked = one_topic()
     journal.commit("s", [(0, 0, 4)])
     checkpointed(store, journal)

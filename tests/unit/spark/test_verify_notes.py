@@ -1,4 +1,4 @@
-"""Notes of an interrupted check: only the same check resumes from them."""
+"""Tests of the notes of an interrupted verification: only the same verification can resume."""
 
 from __future__ import annotations
 
