@@ -633,7 +633,7 @@ def test_two_compactors_one_of_which_has_the_epoch(new: New, log: Log) -> None:
 
 
 def test_a_lost_replace_that_comes_to_stand_late_is_not_deleted(new: New, log: Log) -> None:
-    """The request is delayed in the network, its writer gives up, and it arrives just before the ABORT."""
+    """The request is delayed in the network, its writer times out, and it arrives just before the ABORT."""
     rig = new()
     held: list[tuple[str, bytes]] = []
 

@@ -67,7 +67,7 @@ def files_of(disk: SimDisk) -> dict[str, bytes]:
 
 
 class Pair:
-    """Two slaves of one master: `told` gets descriptions, the other one parses the records."""
+    """Two slaves of one master: the first gets descriptions, the second one parses the records."""
 
     def __init__(self, seed: int, **changes: Any) -> None:
         self.master = Master(seed, commit_log_file_size=LARGE, **changes)
