@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HOUSE = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "neve", "tiered")
-#: The name of a test that breaks neve on purpose, to check that the simulation detects it, contains this.
+#: Endings of the names of tests that break neve on purpose, to check that the simulation detects the fault.
 BREAKS = ("_is_found", "_are_found", "_names_the_seed_and_the_last_steps", "_goes_on_where_it_stopped")
 MODULES = sorted((ROOT / "tests" / "simulation").rglob("*.py"))
 

@@ -107,7 +107,7 @@ def calls(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def test_every_bug_on_record_has_its_test() -> None:
-    """Otherwise, a regression test could be removed or renamed without notice."""
+    """Otherwise, the regression test of a recorded bug could be removed or renamed without notice."""
     faults = []
     for line in (ROOT / "tests" / "TRACK_RECORD.md").read_text("utf-8").splitlines():
         if not line.startswith("| ") or line.startswith("| bug "):

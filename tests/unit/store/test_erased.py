@@ -259,7 +259,7 @@ def test_of_a_topic_that_an_apache_master_made_again_the_new_messages_are_shown(
 def test_a_log_that_lost_its_end_hides_nothing_of_what_comes_in_its_place(
     open_store: Open, put: Put, disk: SimDisk
 ) -> None:
-    """Also after further starts. Rounds archive only synced records, so this models a disk that lost synced data."""
+    """Also after further starts. Only synced records are archived and erased, so this models a disk that lost them."""
     store = open_store()
     for _ in range(3):
         put(store)
