@@ -1,4 +1,4 @@
-"""Requests of `neve.admin`: which server is asked, and what happens if it does not answer."""
+"""Tests of the requests of `neve.admin`: the choice of a server, and unreachable servers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An archive in a directory, read by the page docs/archive-format.md alone: msgpack, PyArrow, the standard library.
+"""Reader of an archive in a directory, written from the page docs/archive-format.md with msgpack and PyArrow only.
 
-    python -I plain_reader.py DIRECTORY [--journal]     what readers see, as JSON, and which modules that took
+    python -I plain_reader.py DIRECTORY [--journal]     print the visible rows as JSON, and the imported modules
 
 It runs as a separate program and imports no neve module, so it proves that the page is sufficient.
 """

@@ -178,7 +178,7 @@ def test_rate_limit_covers_concurrent_uploads_and_skips_cancelled(tmp_path: Path
     log = make_log(tmp_path / "log", tuple(f"t{number}" for number in range(40)))
     staged = tmp_path / "store" / ".upload"
     with closing(WorkerClient(work_dir=tmp_path)) as worker:
-        worker.set_upload_rate(1)  # thousands of bytes: hours
+        worker.set_upload_rate(1)  # one byte per second: the uploads would take hours
         uploads = worker.uploads(f"dir:{tmp_path / 'store'}", {"cluster": "c", "broker": "b", "round": "1"})
         uploads.begin(named(log), log.files)
         # The first passes in advance and another one follows, so 32 wait and 7 are still queued.

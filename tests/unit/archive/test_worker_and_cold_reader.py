@@ -365,7 +365,7 @@ def test_a_row_group_that_can_not_be_copied_leaves_no_descriptor_open(
 
 def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     first, second = make_round(tmp_path, 0, 0, {0: 20}), make_round(tmp_path, 1 << 20, 20, {0: 20})
-    worker.set_upload_rate(1)  # thousands of bytes: hours
+    worker.set_upload_rate(1)  # one byte per second: the upload would take hours
     name = upload(worker, url, first)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(upload, worker, url, second)
@@ -381,7 +381,7 @@ def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: 
 
 def test_an_error_nobody_foresaw_is_told_and_not_waited_for(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     name = upload(worker, url, make_round(tmp_path, 0, 0, {0: 20}))
-    beyond = msgspec.structs.replace(name.row_groups[0], offset=2**63)  # an OverflowError, of all things
+    beyond = msgspec.structs.replace(name.row_groups[0], offset=2**63)  # raises an OverflowError, which no code expects
     with pytest.raises(WorkerFailed, match="WorkerDied"):
         worker.read_group(url, msgspec.structs.replace(name, row_groups=[beyond]), 0)
     assert len(worker.read_group(url, name, 0).wire) == name.wire_bytes

@@ -1,4 +1,4 @@
-"""Decisions of policies, the permissions of requests, and what a server with authentication refuses."""
+"""Tests of policy decisions, permissions of requests, and refusals of a server with authentication."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The batch sender: retries, deliveries, and the messages that are not stored."""
+"""Tests of the batch sender: retries, deliveries, and messages that are not stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of what a client accepts, and the errors that it reports."""
+"""Tests of the limits of a client, and of the errors that it reports."""
 
 from __future__ import annotations
 

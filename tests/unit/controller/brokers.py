@@ -32,8 +32,8 @@ async def controlling(
 ) -> AsyncIterator[ControllerManager]:
     """Run a controller whose waiting time after the start is over.
 
-    Tests call `scan` themselves and advance the clock in steps. The controller takes a step for a suspension only if it
-    is longer than `pulse_ms` allows.
+    Tests call `scan` themselves and advance the clock in steps. The default `pulse_ms` is so long that the controller
+    does not mistake such a step for a suspension.
     """
     clock = clock or ManualClock()
     config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(root))

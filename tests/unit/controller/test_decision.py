@@ -112,7 +112,7 @@ def in_sync(*ids: int, stock: bool = False, least: int = 1) -> World:
 
 
 def lost(world: World) -> World:
-    """Set the register back behind the last two elections, as after the restore of a backup."""
+    """Undo the last two elections in the register, as the restore of a backup does."""
     world.set = replace(world.value, master_epoch=world.value.master_epoch, sync_state_set_epoch=1)
     for broker_id in list(world.reports):
         world.hear(broker_id, master_epoch=world.value.master_epoch + 2, sync_state_set_epoch=8)

@@ -73,7 +73,7 @@ def is_whole(rig: Rig, end: int) -> bool:
 
 
 def other_broker(rig: Rig, tmp_path: Path, name: str = "other") -> JournalWriter:
-    """Take the archive over with a copy of the directory, so that it has the same log."""
+    """Start another broker with a copy of the directory, which takes over the archive of the same log."""
     shutil.copytree(rig.directory, tmp_path / name)
     journal = rig.new_journal(tmp_path / name)
     journal.attach(rig.hot.tail)

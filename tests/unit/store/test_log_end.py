@@ -85,7 +85,7 @@ def test_in_each_state_each_wish_is_decided(state: EndState, wanted: EndState) -
     end, becomes = end_of_an_empty_log(), MOVES[state][wanted]
     for step in REACH[state]:
         step(end)
-    if state is CLOSED and wanted is OWING:  # a closed log owes no record
+    if state is CLOSED and wanted is OWING:  # a closed log has no pending first record
         ASK[wanted](end)
         assert state_of(end) is CLOSED
     elif state is FOLLOWING and wanted is OWING:
