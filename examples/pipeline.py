@@ -1,9 +1,9 @@
-"""A pipeline on real data that is stopped at random while it runs: a year of flights from New York, with the weather.
+"""A pipeline on real data that is killed at random while it runs: a year of flights from New York, with the weather.
 
     live producer ─▶ broker ─▶ archive ─▶ stream ─▶ clean tables ─▶ hourly aggregates ─▶ topic ─▶ consumer ─▶ pandas
 
-The Spark job is killed at random moments amid its batches, and started again. What the consumer has at the end is
-compared with what pandas makes of the source data: each figure equal, or the program ends with exit code 1.
+The Spark job is killed at random moments within its batches, and started again. At the end the consumer's results are
+compared with those that pandas computes from the source data: if a figure differs, the program ends with exit code 1.
 
     python -m examples.pipeline --store dir|minio [--limit N] [--stops 3] [--seed N] [--keep]
 
@@ -58,15 +58,15 @@ SCHEMAS = {
     WEATHER: "row LONG, origin STRING, time_hour STRING, temp DOUBLE, wind_speed DOUBLE",
 }
 COLUMNS = ("flights", "delayed", "delay", "distance", "temp", "wind")
-#: Of the job: so many rows in a batch, so that there are batches to be killed amid.
+#: The job's maximum number of rows in a batch, so that there are enough batches to be killed in.
 BATCH_ROWS = 25_000
-#: What is sent is in the archive a second later.
+#: Messages are archived a second after they are sent.
 EAGER = ("archiveMaxAge=1s", "archivePeriod=1s")
 PATIENCE_S = 300.0
 QUIET_S = 2.0
-#: What Spark's tasks end of when a new worker of theirs has had no processor for ten seconds.
+#: The error of Spark's tasks if one of their new workers had no processor for ten seconds.
 TOO_BUSY = "Python worker failed to connect back"
-#: Amid whose batch the job is killed: one after the other. So long after that was begun, at most.
+#: The steps within whose batches the job is killed, in turn, and the maximum time from the begin of a batch.
 STEPS = (HOURLY, FLIGHTS, WEATHER)
 INTO_A_BATCH_S = 3.0
 
@@ -130,7 +130,8 @@ def run(root: Path, options: argparse.Namespace, stack: ExitStack) -> None:
 async def live(
     servers: Servers, flights: pd.DataFrame, weather: pd.DataFrame, job_: Job, stops: int, chance: random.Random
 ) -> None:
-    """The year in parts, one for each life of the job; it is killed while its part comes, or is worked on."""
+    """Send the year in parts, one for each life of the job; the job is killed while its part arrives or is processed.
+    """
     messages = {FLIGHTS: flight_messages(flights), WEATHER: weather_messages(weather)}
     async with connect(servers.namesrv, timeout=120.0, attempt_timeout=60.0) as client:
         for life in range(stops + 1):
@@ -158,7 +159,8 @@ async def send_parts(client: Any, parts: Mapping[str, list[Message]]) -> None:
 
 
 async def consume(servers: Servers) -> tuple[Figures, int]:
-    """The last that was said of each hour; messages of one hour come in order. And how many were sent."""
+    """Return the last result for each hour, because messages of one hour arrive in order, and the number of messages.
+    """
     found: Figures = {}
     count = 0
     async with (
@@ -173,7 +175,7 @@ async def consume(servers: Servers) -> tuple[Figures, int]:
 
 
 def expected(flights: pd.DataFrame, weather: pd.DataFrame) -> Figures:
-    """The same of the source data. Sums are of whole numbers, so that their order makes no difference."""
+    """Compute the same from the source data. Sums are of whole numbers, so their order makes no difference."""
     hour = ["origin", "time_hour"]
     flown = flights.groupby(hour).agg(
         flights=("carrier", "size"), delayed=("dep_delay", "count"),
@@ -182,7 +184,7 @@ def expected(flights: pd.DataFrame, weather: pd.DataFrame) -> Figures:
     seen = weather.groupby(hour).agg(temp=("temp", "max"), wind=("wind_speed", "max"))
     both = flown.join(seen, how="left")
     return {
-        key: tuple(None if value != value else value for value in values)  # NaN is not itself
+        key: tuple(None if value != value else value for value in values)  # NaN does not equal itself.
         for key, *values in both.itertuples(name=None)
     }
 
@@ -201,7 +203,7 @@ def compare(found: Figures, wanted: Figures) -> None:
 
 @dataclass
 class Job:
-    """It, and how it is killed."""
+    """The job's process, and ways to kill it."""
 
     home: Path
     servers: Servers
@@ -211,7 +213,7 @@ class Job:
         self.told: list[str] = []
         self._begun: dict[str, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._life_at = 0  # where the log begins of the one that runs
+        self._life_at = 0  # The start of the running job's log.
         self._log = self.home / "job.log"
 
     def start(self) -> None:
@@ -224,7 +226,7 @@ class Job:
             self._process = subprocess.Popen(self._command(), stdout=log, stderr=log, start_new_session=True)
 
     def kill_amid_batch(self, step: str, after: float) -> None:
-        """SIGKILL to all of it, so long after it began a new batch of that step: it may be over by then."""
+        """SIGKILL the job some time after it began a batch of that step, which may be finished by then."""
         deadline = time.monotonic() + PATIENCE_S
         while self._batches(step, "offsets") <= self._begun[step]:
             if time.monotonic() > deadline:
@@ -237,7 +239,8 @@ class Job:
         self.told.append(f"killed after {sum(done.values())} batches, amid one of {' and '.join(amid) or 'none'}")
 
     def to_the_end(self) -> dict[str, list[int]]:
-        """Ends the one that runs, and lets another do what is left: rows, and different rows, of the clean tables."""
+        """End the running job and let another process the rest; return the rows and the distinct rows of the clean
+        tables."""
         self.kill()
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -258,7 +261,7 @@ class Job:
         self._process = None
 
     def _wait(self, seconds: float) -> None:
-        """One that the machine had no time for ends by itself, and goes on; of whatever else it never should."""
+        """Wait for a condition. A job that ended for lack of processor time is restarted; any other end is an error."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
@@ -268,7 +271,8 @@ class Job:
             self._again()
 
     def _batches(self, step: str, what: str) -> int:
-        """Of all its lives, by the checkpoint: `offsets` are those begun, `commits` those done."""
+        """Return the batches of all its lives, by the checkpoint: `offsets` are the begun ones, `commits` the finished
+        ones."""
         return sum(one.name.isdigit() for one in (self.home / f"{step}.checkpoint" / what).glob("*"))
 
     def _tail(self) -> str:
@@ -284,10 +288,10 @@ class Job:
 
 
 def job(store: str, namesrv: str, home: Path, *, is_resident: bool) -> None:
-    """In turns: what has come into the archive into the clean tables, and the hours that it touched into the topic.
+    """Run the steps in turn: new archived rows into the clean tables, then the updated hours into the topic.
 
-    Each step goes on by its own checkpoint where it was killed. A message of the archive lands in its table once. An
-    hour may be told twice, or before all its flights have landed: what is said of it last is what counts.
+    After a kill each step resumes at its own checkpoint. A message of the archive is inserted into its table once. An
+    hour may be sent twice, or before all its flights are inserted: its last message is the valid one.
     """
     from neve.spark import session
 
@@ -309,7 +313,7 @@ def job(store: str, namesrv: str, home: Path, *, is_resident: bool) -> None:
 
 
 def clean(spark: Any, store: str, topic: str, home: Path) -> None:
-    """Bodies become columns of their types."""
+    """Convert bodies to typed columns."""
     from neve.spark import decode_bodies
 
     source = spark.readStream.format("neve").options(store=store, topic=topic, startingOffsets="earliest")
@@ -319,7 +323,7 @@ def clean(spark: Any, store: str, topic: str, home: Path) -> None:
 
 
 def aggregate(spark: Any, namesrv: str, home: Path) -> None:
-    """The hours of which a flight or the weather has landed since, each made anew of all that is there of it."""
+    """Recompute the hours for which flights or weather were inserted since, each from all of its rows."""
 
     def tell(touched: Any, _batch: int) -> None:
         hours(spark, touched.distinct(), home).write.format("neve").options(namesrv=namesrv, topic=HOURLY).mode(
@@ -337,7 +341,7 @@ def aggregate(spark: Any, namesrv: str, home: Path) -> None:
 
 
 def hours(spark: Any, touched: Any, home: Path) -> Any:
-    """As messages; those of one hour go to one queue, in order."""
+    """Return the hours as messages; those of one hour have one queue, in order."""
     from pyspark.sql import functions as f
 
     hour = ["origin", "time_hour"]

@@ -1,4 +1,5 @@
-"""A broker's log and the jobs of its archive in this process, by a clock that a test moves: months pass in seconds."""
+"""A broker's log and the jobs of its archive in this process, with a clock that the test advances: months pass in
+seconds."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ _CHECKPOINT_ENTRIES = 20
 
 
 class ArchivingByClock:
-    """One broker's, into a directory of objects; what it does is what a broker does, one job after the other.
+    """One broker that archives into a directory of objects; jobs run one after the other like a broker's.
 
-    `ttl_hours`: of single topics; others stay for ever.
+    `ttl_hours` are the TTLs of single topics; others never expire.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class ArchivingByClock:
         self.jobs = ArchiveLifecycle(
             StoreAdapter(self._hot), self.journal, worker, lambda: policy, clock, SafeClock(clock)
         )
-        self.ends: Counter[tuple[str, int]] = Counter()  # (topic, queue) -> how many messages it was sent
-        self.kinds: Counter[str] = Counter()  # of the journal's entries
-        self.brought_by = -1  # the newest entry that brought rows
+        self.ends: Counter[tuple[str, int]] = Counter()  # (topic, queue) -> number of sent messages
+        self.kinds: Counter[str] = Counter()  # The number of the journal's entries.
+        self.brought_by = -1  # The newest entry that added rows.
 
     def send(self, topic: str, queue: int, count: int) -> None:
-        """Each body says where it is."""
+        """Send messages; each body names its topic, queue and offset."""
         for offset in range(self.ends[topic, queue], self.ends[topic, queue] + count):
             body = f"{self.broker}/{topic}/{queue}/{offset}".encode()
             now = self._clock.now_ms()
@@ -66,7 +67,7 @@ class ArchivingByClock:
         self.ends[topic, queue] += count
 
     def archive(self, *, compacts: bool, checkpoints: bool) -> None:
-        """A turn of each job: all that was sent is archived, what has expired leaves, what was replaced goes."""
+        """Run each job once: archive all messages, expire old ones, delete replaced objects."""
         before = self.journal.catalog.next_seq
         self.jobs.offload.run(roll=True, evict=True)
         if compacts:

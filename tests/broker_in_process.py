@@ -1,4 +1,4 @@
-"""A broker in the test's own process, asked over its wire."""
+"""A broker in the test's own process, used through its port."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def running(
     restoring: bool = False,
     broker_set: FakeSet | None = None,
 ) -> AsyncIterator[tuple[BrokerController, Connection]]:
-    """With small log files, on ports of the system's choice; the same directory again goes on with its data.
+    """Run a broker with small log files on free ports; a directory that was used before keeps its data.
 
-    `restoring`: from the bucket, into an empty directory. `broker_set`: whose member it is, and whose master.
+    `restoring`: from the bucket, into an empty directory. `broker_set`: the set of which it is a member, as master.
     """
     own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
     own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", ROOM_ENOUGH]
-    own += ["archiveWorkerPriority=normal"]  # beside other suites an idle one may get no processor for minutes
+    own += ["archiveWorkerPriority=normal"]  # Beside other suites an idle broker may get no processor for minutes.
     config, disk = load(BrokerConfig, None, [*own, *settings]), disk or RealDisk()
     machine = Machine(clock=clock or SystemClock(), disk=disk)
     broker = BrokerController(config, machine, Restore(config, disk) if restoring else None, broker_set=broker_set)
@@ -65,7 +65,7 @@ async def ask(connection: Connection, code: int, body: bytes = b"", /, **ext: ob
 async def send(
     connection: Connection, topic: str, body: bytes = b"body", properties: str = "", queue: int = 0
 ) -> RemotingCommand:
-    """To a queue of a topic that the first send creates."""
+    """Send to a queue of a topic that the first send creates."""
     answer = await ask(
         connection, Code.SEND_MESSAGE_V2, body, a="p", b=topic, c="TBW102", d=1, e=queue, f=0, g=1, h=0, i=properties,
         j=0, k="false", m="false",
@@ -75,7 +75,7 @@ async def send(
 
 
 async def offload(broker: BrokerController) -> bytes:
-    """Everything into the archive and off the local disk; what the admin port told of it."""
+    """Archive all messages and evict the local ones; return the answer of the admin port."""
     assert broker.admin_address is not None
     url = "http://{}:{}/archive/offload?roll=1&evict=1".format(*broker.admin_address)
     return await asyncio.to_thread(lambda: bytes(urllib.request.urlopen(post_request(url), timeout=60).read()))

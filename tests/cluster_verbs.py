@@ -1,4 +1,4 @@
-"""`neve cluster`, called in this process: what it says, and by which exit code it ends."""
+"""`neve broker-set`, called in this process: its output and its exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neve.cli import main
 
 
 class Neve:
-    """The command line, and what it says."""
+    """The command line and its output."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd

@@ -1,4 +1,4 @@
-"""`neve group` as a user runs it, and what it is to say of a small cluster whoever serves it."""
+"""`neve group` like a user runs it, with the expected output for a small cluster of either kind of broker."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from neve.cli import main
 from neve.client.sync import connect
 
-#: The group has read the first two of five messages in queue 0, and nothing of queue 1's one.
+#: The group has read the first two of five messages in queue 0, and nothing of the only one in queue 1.
 GROUP, TOPIC = "billing", "orders"
 COUNTS = {0: 5, 1: 1}
 LEFT = {0: 3, 1: 1}
 
 
 class Neve:
-    """`neve group …` at one name server."""
+    """`neve group …` with one name server."""
 
     def __init__(self, namesrv: str, capfd: pytest.CaptureFixture[str]) -> None:
         self._namesrv, self._capfd = namesrv, capfd
@@ -36,13 +36,13 @@ class Neve:
 
 
 def fill(namesrv: str) -> None:
-    """The topic, its messages, and a group that has read some of them and is away."""
+    """Create the topic, its messages, and a disconnected group that has read some of them."""
     with connect(namesrv) as client:
         client.admin.create_topic(TOPIC, 2)
         for queue, count in COUNTS.items():
             for number in range(count):
                 client.send(TOPIC, f"{queue}-{number}", queue=queue)
-        with client.consumer(GROUP, TOPIC, start="earliest") as consumer:  # it makes the group
+        with client.consumer(GROUP, TOPIC, start="earliest") as consumer:  # The pull creates the group.
             for seen, _ in enumerate(consumer, 1):
                 if seen == sum(COUNTS.values()):
                     break
@@ -51,7 +51,7 @@ def fill(namesrv: str) -> None:
 
 
 def is_told(neve: Neve) -> None:
-    """What `list`, `lag` and `describe` say of it."""
+    """Check the output of `list`, `lag` and `describe`."""
     (listed,) = (row for row in neve.json("list") if row["group"] == GROUP)
     assert (listed["members"], listed["lag"]) == (0, 4)
     names = {row["group"] for row in neve.json("list", "--all")}
@@ -74,7 +74,7 @@ def is_told(neve: Neve) -> None:
 
 
 def members_are_told(neve: Neve, namesrv: str) -> None:
-    """Who is there, and that all queues are somebody's; nobody, once they have left."""
+    """Check the members: all queues are assigned while they are connected, and there are none afterwards."""
     with connect(namesrv) as client, client.consumer(GROUP, TOPIC) as consumer:
         assert next(iter(consumer)) is not None
         (member,) = neve.json("members", GROUP)
@@ -89,7 +89,7 @@ def members_are_told(neve: Neve, namesrv: str) -> None:
 
 
 def reset_does_what_it_shows(neve: Neve, namesrv: str) -> None:
-    """Set on and back: by offset, time, to both ends; refused while a member is there."""
+    """Reset forward and back: by offset, by time, to both ends; refused while a member is connected."""
     here = ("reset", GROUP, "--topic", TOPIC)
 
     def moved(*arguments: str) -> dict[int, tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""A member of a group that pops, over the wire of a broker in the test's own process and on its hands of the clock."""
+"""A pop group member, over the wire of a broker in the test's own process whose clock the test advances."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Member:
             assert answer.code == ResponseCode.SUCCESS, answer.remark
 
     async def hide(self, taken: Taken, milliseconds: int) -> Taken:
-        """The message with its new receipt."""
+        """Change the invisible time; return the message with its new receipt."""
         answer = await ask(
             self.connection, Code.CHANGE_MESSAGE_INVISIBLETIME, **self._place(taken), invisibleTime=milliseconds
         )
@@ -104,7 +104,7 @@ class Member:
         return answer.ext["hasMsg"] == "true"
 
     async def reset(self, offset: int, queue: int = 0) -> None:
-        """As an administrator does it."""
+        """Reset the group like an administrator."""
         answer = await ask(
             self.connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, topic=self.topic, group=self.group, timestamp=-1,
             isForce="true", queueId=queue, offset=offset,
@@ -118,7 +118,7 @@ class Member:
         return int(answer.ext["offset"])
 
     async def until_in_line(self, number: int = 1) -> None:
-        """Each turn is a request of its own behind those that wait."""
+        """Wait until this many pops are pending at the broker; each request lets its event loop run."""
         while self.broker.polling.count < number:
             await ask(self.connection, Code.GET_BROKER_HA_STATUS)
 

@@ -1,4 +1,4 @@
-"""What tests ask of a `neve up` in its own process (the fixture `neve_up`): over the wire, and its admin port."""
+"""Requests of tests to a `neve up` in its own process (the fixture `neve_up`), over the wire and to its admin port."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ask(neve: Any, *requests: tuple[int, dict[str, str], bytes]) -> list[Remotin
 
 
 def send(neve: Any, *bodies: bytes) -> list[int]:
-    """The queue offsets that the messages got."""
+    """Send messages; return their queue offsets."""
     ext = {
         "a": "p", "b": TOPIC, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0", "h": "0", "i": "", "j": "0",
         "k": "false", "m": "false",
@@ -63,7 +63,7 @@ def pull(neve: Any, offset: int) -> RemotingCommand:
 
 
 def read_all(neve: Any) -> dict[int, bytes]:
-    """Every message from offset 0 on, as a consumer goes: where the broker sends it."""
+    """Return every message from offset 0 on; like a consumer, follow the offsets in the answers."""
     found: dict[int, bytes] = {}
     offset = 0
     while True:
@@ -96,7 +96,7 @@ def journal_of(store: Path) -> list[Any]:
 
 
 def refusal(data: Path, store: str, *settings: str) -> str:
-    """What a `neve broker` that may not start says, in one line; its exit code is the archive's."""
+    """Return the one-line error of a `neve broker` that may not start; its exit code is the archive's."""
     options = [f"storePathRootDir={data / 'broker'}", f"storeUrl={store}", "listenPort=0", "adminPort=-1", *settings]
     command = [NEVE, "broker", "--set", "mappedFileSizeCommitLog=64k"]
     ended = subprocess.run(

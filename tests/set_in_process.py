@@ -1,4 +1,4 @@
-"""A controller and brokers of one set in the test's own process, on one loop, over loopback."""
+"""A controller and brokers of one set in the test's own process, on one event loop, over loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEADLINE_S = 60
 
 
 class Member:
-    """One broker of the set; it may stop and start again, on the same port and directory."""
+    """One broker of the set; it may stop and start again on the same port and directory."""
 
     def __init__(self, root: Path, controller: str, settings: tuple[str, ...]) -> None:
         port, ha_port = free_ports(2)
@@ -82,24 +82,24 @@ class Member:
 
 
 class Set:
-    """Of three members as a rule."""
+    """A broker set, usually of three members."""
 
     def __init__(self, members: list[Member], controller: ControllerManager) -> None:
         self.members, self.controller = members, controller
 
     async def master(self) -> Member:
-        """Once somebody leads."""
+        """Wait for a master, and return it."""
         await until(lambda: any(member.leads for member in self.members), "a member leads")
         return next(member for member in self.members if member.leads)
 
     async def slaves(self) -> list[Member]:
-        """The others, once all are in sync."""
+        """Wait until all members are in sync; return the slaves."""
         master = await self.master()
         await until(lambda: self.in_sync(master) == len(self.members), "all are in sync")
         return [member for member in self.members if member is not master]
 
     def in_sync(self, master: Member) -> int:
-        """How many members, as the master has read it."""
+        """Return the number of in-sync members, as the master knows it."""
         confirming = master.replicas.member.confirming
         return 0 if confirming is None else len(confirming.sync_state_set.members)
 
@@ -108,7 +108,7 @@ class Set:
 async def broker_set(
     directory: Path, *settings: str, members: int = 3, replication: str = "sync", security: tuple[str, ...] = ()
 ) -> AsyncIterator[Set]:
-    """`security` are keys of the controller as well."""
+    """Run a set; `security` are keys of the controller as well."""
     (port,) = free_ports(1)
     own = [f"listenPort={port}", "bindAddress=127.0.0.1", f"controllerStorePath={directory / 'register'}", *security]
     config, disk = load(ControllerConfig, None, own), RealDisk()

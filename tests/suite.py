@@ -1,13 +1,13 @@
-"""Runs one suite of the tests, and what failed of it once more.
+"""Run one suite of the tests, and run tests that failed once more.
 
-python -m tests.suite NAME PYTEST_ARGUMENT …           the suite, and each test that failed once more
-python -m tests.suite --later NAME PYTEST_ARGUMENT …   the suite alone; what failed of it is kept under NAME for
-python -m tests.suite --again NAME …                   which runs what those suites left
+python -m tests.suite NAME PYTEST_ARGUMENT …           run the suite, and each failed test once more python -m
+tests.suite --later NAME PYTEST_ARGUMENT …   run the suite only; failed tests are stored under NAME for python -m
+tests.suite --again NAME …                   which runs the tests that those suites stored
 
-Brokers, workers and JVMs live by real time, and a machine may stall. A second try is worth something only where nothing
-is left of the first: in another process, with servers of its own, when the other suites are through. There are four in
-all; more failures than that are no stall. What fails twice has failed, and so has at once what is simulated: there time
-does what the seed says.
+Brokers, workers and JVMs depend on real time, and a machine may stall. A second try is meaningful only if nothing of
+the first one is left: it runs in another process, with its own servers, after the other suites. At most four tests are
+tried again; more failures cannot be explained by a stall. A test that fails twice has failed. Simulated tests are not
+tried again, because their time follows from the seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 MOST_SECOND_TRIES = 4
 _CACHES = Path(".pytest_cache", "suites")
 _NEVER_AGAIN = "tests/simulation/"
-_TESTS_FAILED = 1  # pytest's exit codes: 0 all passed, 1 tests failed; anything else is no failure of a test
+_TESTS_FAILED = 1  # pytest's exit codes: 0 all passed, 1 tests failed; any other is not a test failure.
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""For a table of positions whose log is on the disk already, or is not part of the test."""
+"""A sync function for offset tables whose log is on the disk already, or is not part of the test."""
 
 
 async def nothing_to_sync() -> None:

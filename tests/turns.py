@@ -1,4 +1,4 @@
-"""How much work of an event loop is between two parts that are for a thread (`infra.loop.parts`)."""
+"""Measure the work of an event loop between two parts of a long computation (`infra.loop.parts`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from infra.loop.parts import Parts
 
-#: Calls of functions and returns from them in one turn. Each takes 0.1 µs to 1 µs, all together less than 10 ms.
+#: The limit of function calls and returns in one turn. Each takes 0.1 µs to 1 µs, so together less than 10 ms.
 CALLS_IN_A_TURN = 10_000
 
 
 def calls_in_turns(parts: Parts[Any], watch: Callable[[bool], object] = lambda _: None) -> list[int]:
-    """Run all parts on this thread; return the calls and returns in each turn. `watch` hears when one begins, ends."""
+    """Run all parts on this thread; return the calls and returns of each turn. `watch` is called at both ends."""
     calls, turns = 0, list[int]()
 
     def count(*_: object) -> None:

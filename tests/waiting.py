@@ -1,4 +1,4 @@
-"""Waiting until something is so, or a deadline: never a guess how long it takes."""
+"""Wait for a condition with a deadline, never for a guessed duration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEP_S = 0.01
 
 
 class NotWithin(AssertionError):
-    """It did not become so before the deadline."""
+    """The condition was not met before the deadline."""
 
 
 def wait_until(
@@ -31,7 +31,7 @@ async def until(
     what: str = "what the test waits for",
     timeout: float = DEADLINE_S,
 ) -> None:
-    """The same on a loop, which goes on with its work meanwhile; the condition may ask a server."""
+    """Wait on an event loop, which runs other work meanwhile; the condition may ask a server."""
     never = asyncio.Event()
     limit = asyncio.timeout(timeout)
     try:

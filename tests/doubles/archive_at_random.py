@@ -1,4 +1,4 @@
-"""A broker's archive whose journal grows by entries at random, over objects that are real."""
+"""A broker's archive whose journal grows by random entries, over real objects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIRST_DAY = date(2026, 1, 2)
 
 
 class ArchiveAtRandom:
-    """One topic, three queues; `step` appends an entry that may stand where the journal is, and says which."""
+    """One topic with three queues; `step` appends a random valid entry and returns it."""
 
     def __init__(
         self, store: ObjectStore, broker: str, directory: Path, seed: int, *, checkpoints: bool = True
@@ -51,7 +51,7 @@ class ArchiveAtRandom:
         directory.mkdir()
         self.log, self.seq, self.catalog = Log(directory, seed), 0, Catalog()
         self.inputs: dict[str, Path] = {}  # key -> the object on this disk
-        self.replaced: set[str] = set()  # what was, never comes back
+        self.replaced: set[str] = set()  # Removed data, which never come back.
         self.round = self.rewrite = 0
         self.append(Epoch(epoch=1, owner="o", log_uuid=broker, broker=broker))
 
@@ -182,7 +182,7 @@ class ArchiveAtRandom:
     def _made_of(
         self, old: list[CommittedObject], below: dict[int, int], erased: dict[int, list[tuple[int, int]]]
     ) -> CommittedObject | None:
-        """None: nothing is left of them."""
+        """Return the merged object, or None if no rows are left."""
         runs = [run for one in old for run in one.runs]
         if not any(
             offset >= below.get(queue, 0) and not any(a <= offset <= b for a, b in erased.get(queue, ()))

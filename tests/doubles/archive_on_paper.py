@@ -1,4 +1,4 @@
-"""An archive written entry by entry, with nothing of the broker that writes one."""
+"""An archive written entry by entry, without the broker code that writes one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOUR = 3_600_000
 T0 = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
-# As objects were before their columns had field ids.
+# The form of objects before their columns had field ids.
 WITHOUT_IDS = pa.schema(
     [
         *(pa.field(field.name, field.type) for field in SCHEMA if field.name not in {"keys", "properties"}),
@@ -77,7 +77,7 @@ class ArchiveOnPaper:
         ids: bool = True,
         change: Change = dict,
     ) -> str:
-        """`count` messages of one queue, a minute apart, as one object; `change` makes other rows of them."""
+        """Write `count` messages of one queue, a minute apart, as one object; `change` modifies its rows."""
         key = data_key("", self.topic, "2026-01-01", self.broker, start=start, end=start + 100, epoch=1)
         self.append(
             Intent(
@@ -95,7 +95,7 @@ class ArchiveOnPaper:
         return key
 
     def replace(self, queue: int, first: int, count: int, hour: int) -> list[str]:
-        """One object in the place of all; the keys of those."""
+        """Replace these objects with one; return their keys."""
         old = self.catalog.objects(self.topic)
         start, end = old[0].start, old[-1].end
         key = data_key("", self.topic, "2026-01-01", self.broker, start=start, end=end, epoch=1, rewrite=1)

@@ -1,4 +1,4 @@
-"""Everything that a catalog holds, as one comparable value."""
+"""The whole content of a catalog as one comparable value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CatalogState:
     marks: dict[str, Any]
     names: list[CommittedObject]
     expiring: list[tuple[CommittedObject, int]]
-    queues: list[tuple[str, int, int]]  # topic, queue, recorded minimum
+    queues: list[tuple[str, int, int]]  # Topic, queue, recorded minimum.
     through: dict[str, int]
     covered: dict[str, list[tuple[int, int]]]
     named: dict[str, dict[int, int]]

@@ -10,7 +10,7 @@ from neve.archive.format.keys import checkpoint_key, pack_key
 
 
 def put_checkpoint(store: ObjectStore, catalog: Catalog, broker: str, prefix: str = "") -> bytes:
-    """After the last entry that was applied; the next one may refer to it."""
+    """Write a checkpoint after the last applied entry; the next one may refer to it."""
     seq = catalog.next_seq - 1
     written = catalog.write_checkpoint(
         broker, lambda number, data: _put(store, pack_key(prefix, broker, seq, number), data)
@@ -25,7 +25,7 @@ def _put(store: ObjectStore, key: str, data: bytes) -> None:
 
 
 def restored(catalog: Catalog, broker: str = "b") -> Catalog:
-    """The same catalog, by way of a checkpoint."""
+    """Return the catalog after a round trip through a checkpoint."""
     packs: dict[PackName, bytes] = {}
     seq = catalog.next_seq - 1
     written = catalog.write_checkpoint(broker, lambda number, data: packs.update({PackName(seq, number): data}))

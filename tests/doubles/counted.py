@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Counted:
-    """Calls of a function between two turns of the loop, at most."""
+    """The highest number of calls of a function between two turns of the loop."""
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self._work, self._since, self.most, self.all = work, 0, 0, 0

@@ -1,4 +1,4 @@
-"""A round's uploads without a worker: nothing happens to an object before somebody waits for one."""
+"""A round's uploads without a worker: an upload is executed only when it is awaited."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Make = Callable[[NamedEntries, Files], CommittedObject]
 
 
 def in_order(waiting: int) -> list[int]:
-    """One at a time, as they were begun."""
+    """Complete one upload at a time, in order."""
     return [0]
 
 
 class DeferredUploads:
-    """`choose`: of so many that wait, which end next; at least one."""
+    """`choose` gets the number of pending uploads and selects those that end next, at least one."""
 
     def __init__(self, make: Make, choose: Callable[[int], list[int]] = in_order) -> None:
         self._make, self._choose = make, choose

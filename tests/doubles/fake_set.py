@@ -1,4 +1,4 @@
-"""A broker set whose slaves a test moves."""
+"""A broker set whose slaves are controlled by a test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from broker.broker_controller import BrokerController
 
 
 class FakeSet:
-    """Says of the broker's log that the slaves have it: all of it, at once, until they are held."""
+    """Slaves that confirm the broker's log: all of it, at once, until they are held."""
 
     def __init__(self) -> None:
         self.leads = self.has_enough = True
@@ -29,30 +29,30 @@ class FakeSet:
         if not self._held:
             self.catch_up()
 
-    # -- the test's
+    # -- called by the test
 
     def join(self, broker: BrokerController) -> None:
-        """The broker has started: from now on its readers see what the slaves have."""
+        """Connect the started broker: from now on its readers see the confirmed log."""
         self._broker = broker
         broker.store.join_set(broker.store.max_physical_offset)
         self.catch_up()
 
     def hold(self) -> None:
-        """The slaves take nothing more."""
+        """Stop the slaves from confirming."""
         self._held = True
 
     def let_go(self) -> None:
-        """They have everything, and take what comes."""
+        """Let the slaves confirm everything, now and later."""
         self._held = False
         self.catch_up()
 
     def catch_up(self) -> None:
-        """They have what is there by now."""
+        """Let the slaves confirm the present log."""
         if self._broker is not None:
             self.confirm_to(self._broker.store.max_physical_offset)
 
     def confirm_to(self, offset: int) -> None:
-        """They have the log so far."""
+        """Let the slaves confirm the log up to this position."""
         broker = self._broker
         assert broker is not None and broker.group_transfer is not None
         self.confirm = offset

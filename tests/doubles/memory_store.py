@@ -1,4 +1,4 @@
-"""The double of an object store: a dictionary, with faults to arm."""
+"""An object store in a dictionary, with injectable faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fault:
     """Fails the nth matching call, before or after its effect."""
 
     verb: str
-    error: BaseException  # one that is no Exception: the process ends there
+    error: BaseException  # An exception outside Exception: the process ends there.
     after: bool = False
     match: str = ""
     skip: int = 0
@@ -36,7 +36,7 @@ class Fault:
 
 
 class MemoryStore:
-    """A store in a dictionary. `fail()` arms faults, `on_call` lets a test act between two calls."""
+    """A store in a dictionary. `fail()` injects faults, `on_call` lets a test act between two calls."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.url = "s3://memory"
@@ -55,7 +55,7 @@ class MemoryStore:
 
     @contextmanager
     def looked_at(self, look: Callable[[], object]) -> Iterator[list[str]]:
-        """Before each call but those of the look itself; yields the verbs at which it was."""
+        """Run a callback before each call except its own; yield the verbs of the calls."""
         looks: list[str] = []
 
         def on_call(verb: str, key: str) -> None:
@@ -73,7 +73,7 @@ class MemoryStore:
             self.on_call = None
 
     def before_first(self, verb: str, act: Callable[[str], object], *, match: str = "") -> None:
-        """`act` gets the key of the first such call; `on_call` is None from then on."""
+        """Call `act` with the key of the first matching call, and reset `on_call`."""
 
         def on_call(called: str, key: str) -> None:
             if called == verb and match in key:

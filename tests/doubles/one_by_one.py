@@ -1,4 +1,4 @@
-"""A hot log that is asked of one range at a time, where nobody else waits."""
+"""A hot log with requests for one range at a time, without concurrent requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
 
 
 class OneByOne(Protocol):
-    """`entries_of` and `aged`, by what asks of one."""
+    """`entries_of` and `aged`, implemented with single requests."""
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
 
@@ -37,7 +37,7 @@ class OneByOne(Protocol):
                 yield Found(runs, oldest_ms)
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
-        """Of what stays nothing is known: it is looked at again."""
+        """Return the ends of expired messages by queue; other messages are checked again."""
         for topic, time_ms in before.items():
             ends = {queue: self.offset_by_time(topic, queue, time_ms, False) for queue in self.queues_of(topic)}
             yield topic, Aged({queue: end for queue, end in ends.items() if end > self.min_offset(topic, queue)}, -1)

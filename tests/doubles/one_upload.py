@@ -1,4 +1,4 @@
-"""One object alone, made by a real worker and waited for."""
+"""Upload one object with a real worker and wait for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def upload_one(
     files: Sequence[tuple[str, int, int]],
     facts: Mapping[str, str] = FACTS,
 ) -> CommittedObject:
-    """Raises ContentConflict, EncodeFailed, or an error of the object store."""
+    """Upload an object.
+
+    Raises:
+        ContentConflict, EncodeFailed: or an error of the object store.
+    """
     uploads = worker.uploads(store_url, facts)
     uploads.begin([NamedEntries(name, entries)], files)
     ((_, outcome),) = uploads.done()

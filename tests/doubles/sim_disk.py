@@ -4,8 +4,8 @@
     fdatasync    ->  durable content of one file
     fsync_dir    ->  durable names of one directory
 
-`power_cut()` keeps for each unsynced 4 KiB page, and for each unsynced name, the old or the new by a coin: the kernel
-writes pages back whenever and in whatever order it likes. Directories themselves are always durable.
+`power_cut()` randomly keeps the old or the new version of each unsynced 4 KiB page, and of each unsynced name: the
+kernel writes pages back at any time and in any order. Directories themselves are always durable.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ T = TypeVar("T")
 PAGE = 4096
 
 
-# Disks of tests that ended go in circles with their stores. The collector counts objects, not descriptors: behind some
-# thousand tests, whose objects it seldom goes through, there would be more of them than a process may have.
+# Disks of finished tests are in reference cycles with their stores. The collector counts objects, not descriptors:
+# after some thousand tests, whose objects it rarely examines, there would be more descriptors than a process may have.
 _COLLECTED_EACH = 4_000
 
 
 class _File:
-    """One inode: what the process sees, and what the platter has."""
+    """One inode: its volatile content and its durable content."""
 
     __slots__ = ("descriptor", "durable", "number")
     _numbers = itertools.count(1)
 
     def __init__(self, content: bytes = b"", size: int = 0) -> None:
-        # Also where none is to be had: who goes in the middle of a collection raises nothing.
+        # Also if no descriptor is available: a finalizer must not raise.
         self.descriptor = -1
         self.descriptor = _with_a_descriptor(lambda: os.memfd_create("sim-disk", os.MFD_CLOEXEC))
         os.ftruncate(self.descriptor, max(size, len(content)))
@@ -64,7 +64,7 @@ class _File:
         self.durable = self.content()
 
     def after_cut(self, coin: Callable[[], bool]) -> _File:
-        """The file that the next start finds."""
+        """Return the file as the next start finds it."""
         volatile, durable = self.content(), self.durable
         size = len(volatile) if len(durable) == len(volatile) or coin() else len(durable)
         kept = bytearray(size)
@@ -79,7 +79,7 @@ class _File:
 
 
 def _with_a_descriptor(make: Callable[[], T]) -> T:
-    """Where there is none left, those that lie in circles are given back first: whatever left them."""
+    """Open a descriptor; if none is available, first collect the garbage in reference cycles and retry."""
     try:
         return make()
     except OSError as error:
@@ -90,7 +90,7 @@ def _with_a_descriptor(make: Callable[[], T]) -> T:
 
 
 def _inside(directory: Path, paths: Iterable[Path]) -> list[Path]:
-    """Those of the paths that lie in it. As strings: a path keeps its own, and makes its parent anew each time."""
+    """Return the paths in a directory, compared as strings, because a Path creates its parent again each time."""
     prefix = f"{str(directory).rstrip('/')}/"
     length = len(prefix)
     return [path for path in paths if (name := str(path)).startswith(prefix) and name.rfind("/") < length]
@@ -117,8 +117,8 @@ class SimDisk:
     def __init__(self, capacity: int = 1 << 40, seed: int = 0) -> None:
         self.capacity = capacity
         self.fail_sync: Callable[[Path], bool] = lambda _path: False
-        self.fail_write: Callable[[Path], bool] = lambda _path: False  # half of it gets there
-        self.fail_read: Callable[[Path], bool] = lambda _path: False  # also of a new map
+        self.fail_write: Callable[[Path], bool] = lambda _path: False  # Half of it is written.
+        self.fail_read: Callable[[Path], bool] = lambda _path: False  # Also of a new map.
         self.syncs = 0
         self._random = random.Random(seed)
         self._names: dict[Path, _File] = {}
@@ -127,7 +127,7 @@ class SimDisk:
         self._locks: set[Path] = set()
 
     def power_cut(self, seed: int | None = None) -> SimDisk:
-        """The disk after the power came back. The old object is left to those who still hold it."""
+        """Return the disk after the power cut. The old object still serves those who hold it."""
         coins = random.Random(self._random.random() if seed is None else seed)
 
         def coin() -> bool:
@@ -143,11 +143,11 @@ class SimDisk:
             if file is not None:
                 survivor = survivors.setdefault(id(file), file.after_cut(coin))
                 after._names[path] = after._durable_names[path] = survivor
-                after._directories.update(path.parents)  # of one whose rename was not synced
+                after._directories.update(path.parents)  # Its rename was not synced.
         return after
 
     def copy(self) -> SimDisk:
-        """What a backup, or a second machine that was given one, has: every file as it is now, all of it durable."""
+        """Return a backup, or the disk of a second machine: every file as it is now, all of it durable."""
         other = SimDisk(self.capacity)
         other._random = random.Random(self._random.random())
         other._directories = set(self._directories)
@@ -158,11 +158,11 @@ class SimDisk:
         return other
 
     def kill(self) -> None:
-        """The process that used this disk is gone, and its locks with it; what it wrote is in the page cache."""
+        """End the process that used this disk, with its locks; its writes are in the page cache."""
         self._locks.clear()
 
     def open_path(self, path: Path) -> str:
-        """Where a file can be opened by whoever knows only the operating system, as long as it exists here."""
+        """Return a path at which the operating system can open the file, while the file exists here."""
         return f"/proc/self/fd/{self._file(path).descriptor}"
 
     def _file(self, path: Path) -> _File:
@@ -218,7 +218,7 @@ class SimDisk:
         return os.pread(self._file(path).descriptor, size, offset)
 
     def is_resident(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
-        return True  # its files are memory
+        return True  # Its files are memory.
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         self._need_parent(path)
@@ -246,7 +246,7 @@ class SimDisk:
     def fsync_dir(self, path: Path) -> None:
         for name in [name for name in _inside(path, self._durable_names) if name not in self._names]:
             del self._durable_names[name]
-        # A directory that was renamed or removed here takes all names below it with it.
+        # Renaming or removing a directory affects all names below it.
         for name in [name for name in self._durable_names if path in name.parents and not self._leads_to(path, name)]:
             del self._durable_names[name]
         self._durable_names.update({name: self._names[name] for name in _inside(path, self._names)})
@@ -265,7 +265,7 @@ class SimDisk:
         del self._names[source]
 
     def _rename_dir(self, source: Path, target: Path) -> None:
-        """The names inside move one by one for a power cut: harder than a file system, which has one entry to lose."""
+        """Rename a directory. A power cut may lose single names inside, which is harsher than a real file system."""
         if self.exists(target):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(target))
         for table in (self._directories, self._names):
@@ -304,7 +304,7 @@ class SimDisk:
         self._directories.update((path, *path.parents))
 
     def make_private(self, path: Path) -> None:
-        """There is one owner only."""
+        """Do nothing: there is only one owner."""
 
     def room(self, path: Path) -> Room:
         used = sum(file.size() for file in self._names.values())

@@ -1,4 +1,4 @@
-"""The set's archive, as any reader of Parquet has it."""
+"""The set's archive, read like any reader of Parquet does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = ["queue_id", "queue_offset", "body"]
 
 
 class ArchiveReader:
-    """At `url`; each question is asked of the journal as it is then."""
+    """Reads the archive at `url`; each call uses the journal as it is then."""
 
     def __init__(self, url: str) -> None:
         self._store = open_store(url)
@@ -27,17 +27,17 @@ class ArchiveReader:
         try:
             return catalogs(self._store).get(NAME)
         except FileNotFoundError:
-            return None  # the first master has not had its first round
+            return None  # The first master may not have run its first archiving round yet.
 
     def has_all(self, ends: Mapping[tuple[str, int], int]) -> bool:
-        """Up to these offsets of queues."""
+        """Return whether the archive reaches these offsets of queues."""
         catalog = self._catalog()
         if catalog is None:
             return False
         return all((catalog.max_offset(*queue) or 0) >= end for queue, end in ends.items())
 
     def rows(self, topics: Iterable[str]) -> list[Event]:
-        """All of these topics, and the gaps that are told of them."""
+        """Return all rows of these topics, and their recorded gaps."""
         catalog = self._catalog()
         if catalog is None:
             return []

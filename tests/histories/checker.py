@@ -1,34 +1,34 @@
-"""Whether a history keeps what a mode of replication promises: pure, from events to violations.
+"""Check whether a history keeps the promises of a replication mode: a pure function from events to violations.
 
   kind          the promise that is broken
-  lost          an acknowledged message is where it was said to be; a delayed or committed one is in its topic
+  lost          an acknowledged message is at its acknowledged offset; a delayed or committed one is in its topic
                 (`async`: or it is in `diverged/`, in the archive, or in a GAP)
-  two at one    no offset was given to two messages
-  order         acknowledged messages of a sequential producer lie in their queue in the order in which they were sent,
-                and a group in order is given each queue's messages in their order
-  vanished      what anybody has seen is there still
-  doubled       what was sent once is there once
-  hole          the offsets of a queue follow one another, and a reader by offset misses none
-  early         a delayed message is neither stored nor given before its time
-  both ways     what was rolled back is never seen
-  topics        a topic that was made is there, one that was deleted is not
-  missed        a group was given all that is stored
-  restless      the set serves, and groups are at rest, within `rest_within_ms` of the healing; while the machine
-                stands still nobody can
-  switched      where an answer says that another one is master now, that is so
-  kept          what a member cut off its log is not in the set: else it cut too much, and had it again
-  archive       the archive has each offset once, and the message that the set has there
-  logs          the members' logs are equal, byte by byte
-  blind         the history has what the checks need: without it nothing is proven
+  two at one    no offset was assigned to two messages
+  order         acknowledged messages of a sequential producer are in their queue in the order of sending, and an
+                ordered group receives each queue's messages in order
+  vanished      every message that was ever delivered still exists
+  doubled       a message that was sent once is stored once
+  hole          the offsets of a queue are contiguous, and a reader by offset misses none
+  early         a delayed message is neither stored in its topic nor delivered before its time
+  both ways     a rolled back message is never delivered
+  topics        a created topic exists, a deleted one does not
+  missed        a group received all stored messages
+  restless      within `rest_within_ms` of the healing the set serves and groups have consumed everything, unless the
+                machine stalls
+  switched      if an answer reports a new master, that member is master
+  kept          a message that a member truncated is not in the set; otherwise the truncation was wrong, or went too far
+  archive       the archive has each offset once, with the message that the set has there
+  logs          the members' logs are byte-identical
+  blind         the history has the events that the checks need; otherwise it proves nothing
 
-In `async` acknowledged messages may go, and their offsets be given again: `vanished`, `two at one`, `missed`, and what
-a reader is given in which order, are no promises there. A round of nothing but hand-overs and broken connections keeps
-them in every mode, if nobody but those who handed over made another one master.
+In `async`, acknowledged messages may be lost and their offsets assigned again: `vanished`, `two at one`, `missed` and
+the order of delivery to readers are no promises there. A round that has only switchovers and broken connections keeps
+them in every mode, if only the requested switchovers changed the master.
 
-A round is `held`; or `broken`, by the promises named; or `void`: all that is amiss is that something came too late,
-and the machine stood still, or let a server wait for a processor, meanwhile. What is void is not held. Too late is what
-may come still: what was passed over, as what lay behind it has come, never will. A round that was broken off is judged
-by what it had proved before.
+The verdict on a round is `held`; `broken`, with the broken promises; or `void`. It is void if the only violations are
+that events were late, and the machine stalled or let a server wait for a processor meanwhile. A void round does not
+count as held. An event is late if it may still occur; a message that was skipped, because a later one arrived, is lost.
+An aborted round is judged by the events before the abort.
 """
 
 from __future__ import annotations
@@ -76,29 +76,29 @@ from tests.histories.history import (
 )
 from tests.histories.stalls import is_starved
 
-Place = tuple[str, int, int]  # topic, queue, offset
+Place = tuple[str, int, int]  # Topic, queue and offset.
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a mode."""
+    """The promises of a mode."""
 
-    keeps_acknowledged: bool  # whoever dies
+    keeps_acknowledged: bool  # Whichever member dies.
     rest_within_ms: int = 30_000
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """`kind` is one of the head of this file."""
+    """A broken promise; `kind` is in the table of this module."""
 
     kind: str
     text: str
-    is_void: bool = False  # something has not come in time, that is all, and the machine stood still meanwhile
+    is_void: bool = False  # An event was merely late, and the machine stalled meanwhile.
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
 
 
 class Verdict(StrEnum):
-    """See the head of this file."""
+    """The verdict on a round, as this module defines it."""
 
     HELD = "held"
     BROKEN = "broken"
@@ -106,13 +106,13 @@ class Verdict(StrEnum):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What was looked at, and what is broken."""
+    """The counts of a round and its violations."""
 
     violations: list[Violation]
     counts: Counter[str]
     elections: int
-    faults: Counter[str]  # by kind
-    silent_ms: int  # the longest time without an acknowledged send
+    faults: Counter[str]  # By kind.
+    silent_ms: int  # The longest time without an acknowledged send.
 
     @property
     def verdict(self) -> Verdict:
@@ -124,7 +124,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def check(events: Iterable[Event], promise: Promise) -> Report:
-    """All violations, the first of each kind first."""
+    """Return all violations, the first of each kind first."""
     history = _History(events, promise)
     return Report(
         _violations(history, replace(promise, keeps_acknowledged=_owes(history, promise))),
@@ -136,7 +136,7 @@ def check(events: Iterable[Event], promise: Promise) -> Report:
 
 
 def owes(events: Iterable[Event], promise: Promise) -> bool:
-    """Whether what was acknowledged so far is to be kept."""
+    """Return whether the messages acknowledged so far must be kept."""
     return _owes(_History(events, promise), promise)
 
 
@@ -186,7 +186,7 @@ def _violations(history: _History, promise: Promise) -> list[Violation]:
 
 
 def _proved(history: _History, promise: Promise) -> list[Violation]:
-    """Of a round that was broken off: what nothing that was to come could have mended."""
+    """Return the violations of an aborted round that no later event could have resolved."""
     checks = [
         _order(history, promise),
         _doubled(history),
@@ -201,13 +201,13 @@ def _proved(history: _History, promise: Promise) -> list[Violation]:
     if promise.keeps_acknowledged:
         read = _of_read_queues(history)
         checks += [_two_at_one(history), _lost(read, promise), _holes(read, promise), _vanished(read), _missed(read)]
-    if history.archived:  # all of it: it is read behind all queues
+    if history.archived:  # The archive is read completely, after all queues.
         checks.append(_archive(history, promise))
     return [violation for found in checks for violation in found]
 
 
 def _of_read_queues(history: _History) -> _History:
-    """Of which all is told: the next one was begun. What groups were given, of those that were waited for."""
+    """Return the part with completely read queues: the next one was begun. Groups are included if awaited."""
     part = copy(history)
     part.bounds = history.bounds[:-1]
     read = {(one.topic, one.queue) for one in part.bounds}
@@ -219,7 +219,7 @@ def _of_read_queues(history: _History) -> _History:
 
 
 class _History:
-    """The same by kind of event."""
+    """The events of a history by kind."""
 
     def __init__(self, events: Iterable[Event], promise: Promise) -> None:
         self._within_ms = promise.rest_within_ms
@@ -255,11 +255,11 @@ class _History:
 
     @property
     def healed_at(self) -> int:
-        """0: it was not."""
+        """Return the time of the healing, or 0 if it did not happen."""
         return max((one.at for one in self.healed), default=0)
 
     def is_starved(self, until: float = inf) -> bool:
-        """Between the healing and then, in which all was to come."""
+        """Return whether the machine was too busy between the healing and `until`, when all events were due."""
         return is_starved(self.stalls, self.waits, self.healed_at, until, self._within_ms)
 
     @property
@@ -268,12 +268,12 @@ class _History:
 
     @property
     def elections(self) -> int:
-        """As far as they are known."""
+        """Return the number of known elections."""
         return self.epochs[-1] - self.epochs[0] if self.epochs else 0
 
     @property
     def has_archive(self) -> bool:
-        """Somebody waited for it."""
+        """Return whether the round waited for the archive."""
         return any(one.what == ALL_IS_ARCHIVED for one in self.serves)
 
     @property
@@ -282,7 +282,7 @@ class _History:
 
     @property
     def is_settled(self) -> bool:
-        """Whether what was to come has come, as far as somebody waited for it."""
+        """Return whether all awaited events occurred."""
         return not self.unsettled and all(one.at for one in self.rested) and all(one.at for one in self.serves)
 
     @property
@@ -306,12 +306,12 @@ class _History:
 
 
 def _is_plain(sent: Sent) -> bool:
-    """Its place in the answer is its place in its topic."""
+    """Return whether the offset in the answer is the offset in the message's topic."""
     return not sent.due and sent.decision is Decision.NONE
 
 
 def _blind(history: _History, promise: Promise) -> Iterator[Violation]:
-    """A harness that loses its own records would find nothing."""
+    """Detect a harness that loses its own records, because it would find no violation."""
     for what, events in (
         ("when the set was healed", history.healed),
         ("who led", history.epochs),
@@ -323,7 +323,7 @@ def _blind(history: _History, promise: Promise) -> Iterator[Violation]:
         if not events:
             yield Violation("blind", f"nobody says {what}")
     if not promise.keeps_acknowledged and any(one.epoch < 0 for one in history.led):
-        # else nobody knows whether only hand-overs moved the lead, and so what had to be kept
+        # Otherwise it is unknown whether only switchovers changed the master, and so which messages had to be kept.
         yield Violation("blind", "nobody could be asked who led", is_void=history.is_starved())
     for group in sorted({one.group for one in history.rested} - {one.group for one in history.seen}):
         yield Violation("blind", f"{group} was given nothing", is_void=history.is_starved())
@@ -361,7 +361,7 @@ def _lost(history: _History, promise: Promise) -> Iterator[Violation]:
             continue
         is_void = not _is_plain(sent) and not history.is_settled and history.is_starved()
         if sent.due and sent.due < last_come.get(sent.producer, 0):
-            is_void = False  # those that were due behind it have come
+            is_void = False  # Messages that were due later have been delivered.
         yield Violation("lost", f"{_told(sent)}; {_place_now(history, sent)}", is_void=is_void)
 
 
@@ -459,7 +459,7 @@ def _holes(history: _History, promise: Promise) -> Iterator[Violation]:
 
 
 def _skipped(history: _History, promise: Promise) -> Iterator[Violation]:
-    """By a reader."""
+    """Return offsets that a reader skipped."""
     read: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for seen in history.seen if promise.keeps_acknowledged else ():
         if not seen.group:
@@ -513,7 +513,7 @@ def _missed(history: _History) -> Iterator[Violation]:
             given[seen.group].add(seen.key)
             topics[seen.group].add(seen.topic)
     restless = {one.group for one in history.rested if not one.at and not one.is_past}
-    upto: dict[tuple[str, str, int], int] = {}  # the highest offset that a group was given of a queue
+    upto: dict[tuple[str, str, int], int] = {}  # The highest offset of a queue that a group received.
     for seen in history.seen:
         if not seen.again:
             queue = seen.group, seen.topic, seen.queue
@@ -570,7 +570,7 @@ def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
                 upto = max(
                     (at for topic, queue, at in rows if (topic, queue) == (bounds.topic, bounds.queue)), default=-1
                 )
-                is_late = lacking[0] > upto  # else what lies behind it was archived, and it was not
+                is_late = lacking[0] > upto  # Otherwise later offsets were archived and this one was not.
                 is_void = is_late and history.has_archive and not history.is_archived and history.is_starved()
                 yield Violation("archive", text, is_void=is_void)
 
@@ -579,7 +579,7 @@ def _kept(history: _History) -> Iterator[Violation]:
     for kept in history.kept:
         sent = history.by_key.get(kept.key)
         if sent is None or kept.cut_from != sent.topic or sent.may_repeat or not _is_plain(sent):
-            continue  # a copy in a retry topic is another message
+            continue  # A copy in a retry topic is another message.
         if history.copies[sent.topic, sent.key]:
             yield Violation("kept", f"{kept.where} has {kept.key}, and so has the set")
 
@@ -609,7 +609,7 @@ def _alone(history: _History) -> Iterator[Violation]:
 
 
 def told(violations: Sequence[Violation], most: int = 20) -> str:
-    """For a person: how many of each kind, and the first of them."""
+    """Return a readable summary: the count of each kind, and its first violation."""
     kinds = Counter(one.kind for one in violations)
     head = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
     return "\n  ".join([head or "nothing is broken", *map(str, violations[:most])])

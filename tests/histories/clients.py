@@ -1,9 +1,9 @@
-"""neve's clients at work in one round: what they do and see goes into a history.
+"""Neve's clients at work in one round: their actions and observations are recorded in a history.
 
-topics   ROUND-plain (4 queues), ROUND-later (delayed), ROUND-halves (transactions), and some that come and go
-sends    once (one request a message, to one queue), again (with retries, to all), by threes, later, halves
-groups   ROUND_push (two members), ROUND_order (in order), ROUND_pop; and a reader by offset at each plain queue;
-         ROUND_late comes when all is healed and reads everything, which an archive may have by then
+topics   ROUND-plain (4 queues), ROUND-later (delayed), ROUND-halves (transactions), and some that are created and
+deleted sends    once (one request per message, to one queue), again (with retries, to all), by threes, later, halves
+groups   ROUND_push (two members), ROUND_order (in order), ROUND_pop; and a reader by offset of each plain queue;
+         ROUND_late joins after the healing and reads everything, which an archive may have by then
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.waiting import until
 QUEUES = 4
 _LARGEST = 3000
 _PAUSE_S = 0.02
-_WORKERS = 8  # of a consumer that is not in order: an ack may take its time
+_WORKERS = 8  # For a consumer that is not in order: an acknowledgement may take long.
 _LEVELS = {1: 1.0, 2: 2.0}
 DELAY_LEVELS = "1s 2s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _PULL_WAIT_S = 1.0
-#: So often as in tests: a round is short.
+#: As often as in tests, because a round is short.
 _OPTIONS: dict[str, Any] = {
     "timeout": 4.0, "attempt_timeout": 2.0, "connect_timeout": 2.0, "route_interval": 1.0, "heartbeat_interval": 1.0,
     "rebalance_interval": 0.5, "commit_interval": 0.5, "compress_over": 1 << 20,
@@ -39,17 +39,17 @@ _OPTIONS: dict[str, Any] = {
 
 
 def now_ms() -> int:
-    """By the clock of all."""
+    """Return the time of the clock that all parts share."""
     return time.time_ns() // 1_000_000
 
 
 def key_of(body: bytes) -> str:
-    """A body begins with its message's key."""
+    """Return the key with which the message's body begins."""
     return body.partition(b"|")[0].decode(errors="replace")
 
 
 class Topics:
-    """Of a round."""
+    """The topics of a round."""
 
     def __init__(self, name: str) -> None:
         self.plain, self.later, self.halves = f"{name}-plain", f"{name}-later", f"{name}-halves"
@@ -60,7 +60,7 @@ class Topics:
 
 
 class Work:
-    """Of one round, from `begin` to `close`; `stop` ends the sending."""
+    """The work of one round, from `begin` to `close`; `stop` ends the sends."""
 
     def __init__(self, namesrv: str, name: str, history: list[Event], chance: random.Random) -> None:
         self._namesrv, self._name, self._history, self._chance = namesrv, name, history, chance
@@ -70,18 +70,18 @@ class Work:
             f"{name}_order": (self.topics.plain,),
             f"{name}_pop": (self.topics.plain,),
         }
-        self.last_acknowledged: dict[str, int] = {}  # producer: when
-        self._decided: dict[str, Decision] = {}  # of transactions, by key
+        self.last_acknowledged: dict[str, int] = {}  # By producer: when it acknowledged last.
+        self._decided: dict[str, Decision] = {}  # Of transactions, by key.
         self._topic_fates: dict[str, TopicMade | TopicGone | None] = {}
         self._stack = AsyncExitStack()
         self._senders: list[asyncio.Task[None]] = []
         self._readers: list[asyncio.Task[None]] = []
         self._stopped, self._closed = asyncio.Event(), asyncio.Event()
 
-    # ---- its life
+    # ---- life cycle
 
     async def begin(self) -> None:
-        """While all is well: topics are made, groups are joined, sends begin."""
+        """Start in a healthy set: create topics, join groups, begin to send."""
         enter = self._stack.enter_async_context
         once = await enter(neve.connect(self._namesrv, send_retries=0, producer_group="once", **_OPTIONS))
         self.client = again = await enter(neve.connect(self._namesrv, producer_group="again", **_OPTIONS))
@@ -100,7 +100,7 @@ class Work:
         ]
 
     async def _make(self, topic: str) -> None:
-        """The last round's faults are over, but a busy machine may still keep an answer back."""
+        """Create a topic; although the last round's faults are healed, a busy machine may delay the answer."""
 
         async def is_made() -> bool:
             try:
@@ -125,7 +125,7 @@ class Work:
             self._readers.append(self._spawn(self._read(queue)))
 
     async def join_late(self) -> None:
-        """A group that was not there before."""
+        """Join a new group."""
         late = f"{self._name}_late"
         client = await self._stack.enter_async_context(neve.connect(self._namesrv, **_OPTIONS))
         consumer = client.consumer(late, self.topics.all, start="earliest", long_poll=2.0, close_timeout=2.0)
@@ -136,13 +136,13 @@ class Work:
         return asyncio.create_task(work)
 
     async def stop(self) -> None:
-        """Every send under way has its end."""
+        """Wait until every send in flight has its outcome."""
         self._stopped.set()
         await asyncio.gather(*self._senders)
         self._history += [fate for fate in self._topic_fates.values() if fate is not None]
 
     async def close(self) -> None:
-        """Groups are left."""
+        """Leave the groups."""
         self._stopped.set()
         self._closed.set()
         for task in (*self._readers, *self._senders):
@@ -154,7 +154,7 @@ class Work:
             raise ExceptionGroup("workers failed", faults)
 
     async def _comes_within(self, event: asyncio.Event, seconds: float) -> bool:
-        """The pace of all work: that long, or until its end."""
+        """Wait this long, or until the end of the work."""
         try:
             async with asyncio.timeout(seconds):
                 await event.wait()
@@ -163,7 +163,7 @@ class Work:
         return True
 
     def failed(self) -> None:
-        """Raises what ended a worker that should be at work."""
+        """Raise the error that ended a worker."""
         for task in (*self._readers, *self._senders):
             if task.done() and not task.cancelled():
                 task.result()
@@ -183,7 +183,7 @@ class Work:
     async def _attempt(
         self, call: Awaitable[SendResult], keys: list[str], number: int, **fields: Any
     ) -> SendResult | None:
-        """Waits for a send of messages that lie beside one another, and writes down what came of it."""
+        """Await a send of adjacent messages, and record its outcome."""
         result: SendResult | None = None
         outcome = Outcome.UNKNOWN
         began = now_ms()
@@ -193,7 +193,7 @@ class Work:
         except BrokerError:
             outcome = Outcome.REFUSED
         except NeveError:
-            pass  # it may have happened, or not: unknown
+            pass  # The send may have succeeded or not: unknown.
         self._note(result, outcome, keys, number, began=began, **fields)
         return result
 
@@ -242,7 +242,7 @@ class Work:
         await self._while_sending(send)
 
     async def _send_later(self, client: neve.AsyncClient) -> None:
-        """By level, and by a timer in turn."""
+        """Send delayed messages, alternating between delay levels and timers."""
         topic = self.topics.later
 
         async def send(number: int) -> None:
@@ -256,7 +256,7 @@ class Work:
         await self._while_sending(send)
 
     async def _send_halves(self) -> None:
-        """Of four, two are ended at once and two are left to the check."""
+        """Send transactions: of four, two are ended at once and two are left to the check-back."""
         topic = self.topics.halves
 
         async def send(number: int) -> None:
@@ -264,7 +264,7 @@ class Work:
             began = now_ms()
             result: SendResult | None = None
             outcome = Outcome.UNKNOWN
-            decision = Decision.ROLLBACK  # where the half message failed, the own part was never done
+            decision = Decision.ROLLBACK  # If the half message failed, its local transaction was never executed.
             try:
                 transaction = await self._halves.begin(topic, self._body(key), keys=[key])
                 result, outcome = transaction.sent, Outcome.ACKNOWLEDGED
@@ -273,7 +273,7 @@ class Work:
                 if number % 4 < 2:
                     await (transaction.commit() if decision is Decision.COMMIT else transaction.rollback())
             except NeveError:
-                pass  # of the half message: unknown; of its end: the check will be asked
+                pass  # If the half message's outcome is unknown, or that of its end, the check-back decides.
             self._decided[key] = decision
             fields = {"producer": "halves", "topic": topic, "decision": decision, "may_repeat": True}
             self._note(result, outcome, [key], number, began=began, **fields)
@@ -283,11 +283,11 @@ class Work:
     def _check(self, message: Message) -> LocalTransactionState:
         decided = self._decided.get(key_of(message.body))
         if decided is None:
-            return LocalTransactionState.UNKNOWN  # its half message is under way
+            return LocalTransactionState.UNKNOWN  # The half message is in flight.
         return LocalTransactionState.COMMIT if decided is Decision.COMMIT else LocalTransactionState.ROLLBACK
 
     async def _change_topics(self, client: neve.AsyncClient) -> None:
-        """Topics are made, and some of them deleted; one whose change had no answer promises nothing."""
+        """Create topics and delete some of them; a change without an answer promises nothing."""
         for number in itertools.count():
             topic, queues = f"{self._name}-made-{number}", 1 + number % 3
             await self._changed(topic, client.admin.create_topic(topic, queues), TopicMade(topic=topic, queues=queues))
@@ -322,7 +322,7 @@ class Work:
         self._history.append(seen)
 
     async def _consume(self, who: str, group: str, consumer: Consumer | PopConsumer, *, in_order: bool = False) -> None:
-        """Joins the group; from then on whatever comes is written down."""
+        """Join the group and record all deliveries from then on."""
 
         async def handle(message: Message) -> None:
             self._saw(who, message, group, in_order=in_order)
@@ -331,7 +331,7 @@ class Work:
         self._readers.append(self._spawn(consumer.run(handle, workers=1 if in_order else _WORKERS)))
 
     async def _read(self, queue: int) -> None:
-        """By offset, as far as there is something; errors are those of a set that nobody leads."""
+        """Read by offset to the end; errors are those of a set without a master."""
         topic, who, offset = self.topics.plain, f"reader_{queue}", 0
         while True:
             try:

@@ -1,6 +1,6 @@
-"""What befalls a set in one round: a plan out of a seed, pure. `Injector` carries it out.
+"""The faults of a set in one round: a plan derived from a seed, without side effects. `Injector` executes it.
 
-Who is meant by a role is known only when it happens: the same seed meets the same roles, not the same processes.
+Which member has a role is known only at execution: equal seeds hit equal roles, not equal processes.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """See `_WEIGHTS` for how often."""
+    """The kinds of faults; `_WEIGHTS` determines their frequency."""
 
-    KILL = "kill"  # kill -9, all its processes
-    STOP = "stop"  # SIGTERM: a restart by an operator
+    KILL = "kill"  # kill -9 of all its processes
+    STOP = "stop"  # SIGTERM: an operator's restart
     FREEZE = "freeze"  # SIGSTOP
-    CUT = "cut"  # two of them from one another
-    ISOLATE = "isolate"  # one from the rest of the set, and perhaps from clients
-    RESET = "reset"  # connections break and may be made again at once
-    HAND_OVER = "hand over"  # the master is asked to, as `neve broker-set switchover` does
-    OFFLOAD = "offload"  # it archives what it has and drops what it need not keep
-    REPLACE = "replace"  # it goes for ever, its disk as well; a new member comes at its address
-    DESIGNATE = "designate"  # the controller is told who shall lead, as `mqadmin electMaster` does
+    CUT = "cut"  # Cut two members off from each other.
+    ISOLATE = "isolate"  # Cut one member off from the rest of the set, and perhaps from clients.
+    RESET = "reset"  # Break connections, which may reconnect at once.
+    HAND_OVER = "hand over"  # Request a switchover of the master, as `neve broker-set switchover` does.
+    OFFLOAD = "offload"  # Archive everything and evict local messages.
+    REPLACE = "replace"  # Remove a member for good, with its disk; a new member starts at its address.
+    DESIGNATE = "designate"  # Request a forced election from the controller, as `mqadmin electMaster` does.
 
 
 class Way(StrEnum):
-    """Of a cut."""
+    """The direction of a cut."""
 
     BOTH = "both ways"
-    TO = "to it"  # nothing arrives there
-    FROM = "from it"  # nothing comes from there
+    TO = "to it"  # The member receives nothing.
+    FROM = "from it"  # The member's data do not arrive.
 
 
 MASTER, SLAVE, OTHER_SLAVE, ANY = "the master", "a slave", "the other slave", "a member"
-#: In which nothing may be lost in any mode.
+#: Faults under which no mode may lose messages.
 HARMLESS = (Kind.RESET, Kind.HAND_OVER, Kind.OFFLOAD)
-#: Over as soon as they have begun.
+#: Faults without a duration.
 _AT_ONCE = (Kind.RESET, Kind.HAND_OVER, Kind.OFFLOAD, Kind.DESIGNATE)
 
 ALL = "all members"
@@ -47,16 +47,16 @@ CLIENTS = "clients"
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """From `at` for `lasts` seconds; a dead process is started again then."""
+    """A fault from `at`, in seconds, for `lasts` seconds; a dead process is started again then."""
 
     at: float
     lasts: float
     kind: Kind
     target: str
-    peer: str = ""  # of a cut; of a hand-over: to whom, "" for the one that has most
+    peer: str = ""  # The peer of a cut; the target of a switchover, "" for the member with the longest log.
     way: Way = Way.BOTH
-    breaks: bool = False  # the healing breaks connections instead of letting the held bytes through
-    with_clients: bool = False  # clients are cut off as well
+    breaks: bool = False  # The healing breaks connections instead of delivering the held bytes.
+    with_clients: bool = False  # Clients are cut off as well.
 
     def __str__(self) -> str:
         words = [self.kind, self.target]
@@ -66,7 +66,7 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{' '.join(words)} for {self.lasts:.1f} s"
 
 
-#: Kind, target, peer; how often.
+#: Kind, target, peer; frequency.
 _WEIGHTS: dict[tuple[Kind, str, str], float] = {
     (Kind.KILL, MASTER, ""): 4,
     (Kind.KILL, SLAVE, ""): 3,
@@ -104,7 +104,7 @@ MOST = 4
 
 
 def plan(chance: random.Random, seconds: float, kinds: Sequence[Kind] = tuple(Kind)) -> list[Fault]:
-    """Of a round that lasts so long, in the order in which they begin; of these kinds."""
+    """Return the faults of a round of this duration, in order of their begin, with these kinds."""
     choices = {what: weight for what, weight in _WEIGHTS.items() if what[0] in kinds}
     faults = []
     for _ in range(chance.randint(1, MOST)):

@@ -1,25 +1,25 @@
-"""What clients did and saw on a broker set, and what the healed set holds: values only, one JSON line each in a file.
+"""Actions and observations of clients on a broker set, and the content of the healed set: values, one JSON line each.
 
     Sent      a call of a producer, with its answer
-    Seen      a message that was given to a consumer, or read by offset
+    Seen      a message that was delivered to a consumer, or read by offset
     Stored    a message that the healed set holds, read by offset from its master
     Bounds    of a queue of the healed set
     TopicMade, TopicGone    administrative changes that were acknowledged, and Topics: those of the healed set
     Healed    when the last fault was over
-    Switched  what became of it that somebody asked for another master
-    Replaced  who went for ever, and came as a new member
-    Stall     when the machine ran nobody
-    Waited    when the machine let a server wait that had work to do
+    Switched  the outcome of a requested change of master
+    Replaced  a member that was removed for good and replaced by a new one
+    Stall     a period in which the machine ran no client
+    Waited    a period in which a server that had work waited for a processor
     Led       the master's epoch, when a round begins, when its groups are to rest, and at its end
-    Serves    what of the set did its work again, and when
-    Rested    when a group had nothing left to read
-    LogPart   a stretch of a member's CommitLog, as a digest
+    Serves    which function of the set was restored, and when
+    Rested    when a group had consumed everything
+    LogPart   a range of a member's CommitLog, as a digest
     Archived  a row of the archive's tables
-    Dropped   what a member has no more, because the archive has it
-    Kept, Gap for `async`: what the new master lacked and lies elsewhere, and what the archive says is missing
-    Unsettled what patience did not suffice for: what the checks miss may still come
-    BrokenOff why a round had no proper end
-    Told      a fault, for who reads a history, and of which kind, where it begins
+    Dropped   what a member evicted because the archive has it
+    Kept, Gap for `async`: messages that the new master lacked and that are stored elsewhere, and recorded gaps
+    Unsettled a wait that timed out: what the checks miss may still appear
+    BrokenOff why a round was aborted
+    Told      a fault, for readers of a history, with its kind at its begin
 
 Times are milliseconds since 1970 by one clock: brokers and clients share a machine.
 """
@@ -34,15 +34,15 @@ import msgspec
 
 
 class Outcome(StrEnum):
-    """What a producer knows of a send."""
+    """The outcome of a send, as its producer knows it."""
 
     ACKNOWLEDGED = "acknowledged"
-    REFUSED = "refused"  # an answer that promises nothing: stored or not
+    REFUSED = "refused"  # An answer that promises nothing: the message may be stored or not.
     UNKNOWN = "unknown"
 
 
 class Decision(StrEnum):
-    """How a transaction ends, as its producer decided: END_TRANSACTION and every check say the same."""
+    """The producer's decision on a transaction, which END_TRANSACTION and every check-back return alike."""
 
     NONE = ""
     COMMIT = "commit"
@@ -50,25 +50,25 @@ class Decision(StrEnum):
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True, tag="sent"):
-    """One call of a producer. A sequential producer's next call begins when the one before has ended."""
+    """One call of a producer. A sequential producer begins its next call after the end of the previous one."""
 
     producer: str
-    number: int  # of its calls, in their order
-    key: str  # of the message; no two calls have the same
+    number: int  # The number of the call, in order.
+    key: str  # The message's key; no two calls share one.
     topic: str
     began: int
     ended: int
     outcome: Outcome
     queue: int = -1
     offset: int = -1
-    physical: int = -1  # where the record is in the CommitLog
-    may_repeat: bool = False  # the client may have sent it more than once
-    due: int = 0  # a delayed message: not before
-    decision: Decision = Decision.NONE  # of a transaction: queue and offset are the half message's then
+    physical: int = -1  # The physical offset of the record.
+    may_repeat: bool = False  # The client may have sent it more than once.
+    due: int = 0  # For a delayed message: the earliest delivery.
+    decision: Decision = Decision.NONE  # For a transaction: queue and offset are those of the half message.
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, tag="seen"):
-    """Given to `who`; in the order in which it was given."""
+    """A delivery to `who`, in order of delivery."""
 
     who: str
     topic: str
@@ -76,23 +76,23 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, tag="seen"):
     offset: int
     key: str
     at: int
-    group: str = ""  # "": a reader by offset, which sees every offset once and in order
-    in_order: bool = False  # a group that has one message of a queue in hand at a time
-    again: bool = False  # out of the group's retry topic: queue and offset are not the message's
+    group: str = ""  # "": a reader by offset, which sees every offset once and in order.
+    in_order: bool = False  # A group that has at most one message of a queue in flight.
+    again: bool = False  # From the group's retry topic: queue and offset are not the message's own.
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, tag="stored"):
-    """In the healed set."""
+    """A message in the healed set."""
 
     topic: str
     queue: int
     offset: int
     key: str
-    stored: int = 0  # store time
+    stored: int = 0  # The store time.
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, tag="bounds"):
-    """A queue of the healed set: from `first` up to, without it, `end`."""
+    """A queue of the healed set: from `first` to `end`, exclusive."""
 
     topic: str
     queue: int
@@ -101,20 +101,20 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, tag="bounds"):
 
 
 class TopicMade(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
-    """Acknowledged."""
+    """An acknowledged creation."""
 
     topic: str
     queues: int
 
 
 class TopicGone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
-    """Acknowledged, and not made again."""
+    """An acknowledged deletion; the topic was not created again."""
 
     topic: str
 
 
 class Topics(msgspec.Struct, frozen=True, kw_only=True, tag="topics"):
-    """All of the healed set, with their number of queues."""
+    """All topics of the healed set, with their number of queues."""
 
     queues: dict[str, int]
 
@@ -126,32 +126,32 @@ class Healed(msgspec.Struct, frozen=True, kw_only=True, tag="healed"):
 
 
 class Switched(msgspec.Struct, frozen=True, kw_only=True, tag="switched"):
-    """A change of master that was asked for: `to` has it, says the answer; "" without one, or where it was refused."""
+    """A requested change of master: `to` is the new master of the answer; "" without one, or if it was refused."""
 
     at: int
-    by: str  # "" for the controller
+    by: str  # "" for the controller.
     to: str
-    why: str  # of a refusal
-    epoch: int  # of the master, when it was asked for; −1: unknown
-    then: int  # and when it was answered
+    why: str  # The reason of a refusal.
+    epoch: int  # The master's epoch at the request; −1: unknown.
+    then: int  # The time of the answer.
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True, tag="replaced"):
-    """With an empty disk."""
+    """A member replaced by one with an empty disk."""
 
     at: int
     member: str
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True, tag="stall"):
-    """The machine was busy elsewhere: the clients stood still for `lasted` milliseconds, and servers may have."""
+    """The machine was busy: the clients stalled for `lasted` milliseconds, and servers may have stalled as well."""
 
     at: int
     lasted: int
 
 
 class Waited(msgspec.Struct, frozen=True, kw_only=True, tag="waited"):
-    """For a processor, by the kernel's account: so many milliseconds of those before `at`."""
+    """Milliseconds before `at` in which a server waited for a processor, by the kernel's account."""
 
     at: int
     who: str
@@ -159,35 +159,35 @@ class Waited(msgspec.Struct, frozen=True, kw_only=True, tag="waited"):
 
 
 class Led(msgspec.Struct, frozen=True, kw_only=True, tag="led"):
-    """By the controller; −1: it could not be asked."""
+    """The epoch at the controller; −1: it could not be asked."""
 
     at: int
     epoch: int
 
 
 class Serves(msgspec.Struct, frozen=True, kw_only=True, tag="serves"):
-    """After the healing: all members are in sync, a producer is acknowledged. `at` is 0 if that did not happen."""
+    """A restored function: all members are in sync, or a producer is acknowledged. `at` is 0 if it was not restored."""
 
     what: str
     at: int
-    asked: int = 0  # it could not come about before that
+    asked: int = 0  # It could not have been restored earlier.
 
 
-#: Of `Serves`: every offset that the set holds is in the archive.
+#: For `Serves`: every offset of the set is in the archive.
 ALL_IS_ARCHIVED = "all is archived"
 
 
 class Rested(msgspec.Struct, frozen=True, kw_only=True, tag="rested"):
-    """A group at rest: all that is stored was given to it, and its offsets say so. `at` is 0 if that did not happen."""
+    """A group that received all stored messages and committed its offsets. `at` is 0 if that did not happen."""
 
     group: str
     at: int
-    lacks: str = ""  # where it did not
-    is_past: bool = False  # where it did not: its offsets say that it was given all, it will be given no more
+    lacks: str = ""  # The missing part otherwise.
+    is_past: bool = False  # If it did not rest: its offsets are at the end, so it will receive no further messages.
 
 
 class LogPart(msgspec.Struct, frozen=True, kw_only=True, tag="log"):
-    """Of a member's CommitLog."""
+    """A range of a member's CommitLog."""
 
     member: str
     start: int
@@ -200,11 +200,11 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
 
     key: str
     where: str
-    cut_from: str = ""  # the topic of the record that was cut off; "" where it went with the whole disk
+    cut_from: str = ""  # The topic of the truncated record; "" if it was lost with the whole disk.
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):
-    """Offsets of a queue, from `first` to `last`, that the archive's journal says are nowhere."""
+    """Offsets of a queue, from `first` to `last`, that the archive's journal records as lost."""
 
     topic: str
     queue: int
@@ -213,7 +213,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):
 
 
 class Archived(msgspec.Struct, frozen=True, kw_only=True, tag="archived"):
-    """As any reader of Parquet has it."""
+    """A row, as any reader of Parquet reads it."""
 
     topic: str
     queue: int
@@ -229,16 +229,16 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True, tag="dropped"):
 
 
 class Unsettled(msgspec.Struct, frozen=True, kw_only=True, tag="unsettled"):
-    """Waited for in vain."""
+    """A wait that timed out."""
 
     what: str
 
 
 class BrokenOff(msgspec.Struct, frozen=True, kw_only=True, tag="broken off"):
-    """The rest of the round is not here."""
+    """The round was aborted, and its further events are missing."""
 
     why: str
-    late: bool = False  # for want of an answer, or of something that did not come in time
+    late: bool = False  # Because an answer or an event did not arrive in time.
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
@@ -246,7 +246,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
 
     at: int
     what: str
-    kind: str = ""  # of the fault that begins; "" else
+    kind: str = ""  # The kind of the fault that begins; "" otherwise.
 
 
 Event = (
@@ -279,10 +279,10 @@ _DECODER = msgspec.json.Decoder(Event)
 
 
 def write(path: Path, events: Iterable[Event]) -> None:
-    """For whoever looks at it later."""
+    """Write a history for later inspection."""
     path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
 
 
 def read(path: Path) -> list[Event]:
-    """What `write` has written."""
+    """Read a history that `write` has written."""
     return [_DECODER.decode(line) for line in path.read_bytes().splitlines()]

@@ -1,4 +1,4 @@
-"""Carries out a plan of faults on real processes and links, and heals all of it."""
+"""Execute a plan of faults on real processes and links, and heal all of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Undo = Callable[[], Coroutine[None, None, None]]
 
 
 class Injector:
-    """`tell` is called with each step, as it is done, and the kind of what begins; `note` with what came of orders."""
+    """Executes faults. `tell` gets each step, and the kind at each begin; `note` gets the outcome of requests."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Injector:
         self._brokers, self._links, self._chance, self._tell, self._note = brokers, links, chance, tell, note
 
     async def carry_out(self, plan: Iterable[Fault]) -> None:
-        """Each at its time, beside one another; at the end everything is healed."""
+        """Execute each fault at its time, concurrently; heal everything at the end."""
         try:
             async with asyncio.TaskGroup() as group:
                 for fault in plan:
@@ -50,7 +50,7 @@ class Injector:
             await self.heal()
 
     async def heal(self) -> None:
-        """Every server runs and every link is open."""
+        """Start every server and open every link."""
         self._links.heal(breaks=self._chance.random() < 0.5)
         await self._thaw(name for name, server in self._brokers.servers.items() if server.is_frozen)
         await self._start(self._brokers.servers)
@@ -67,7 +67,7 @@ class Injector:
         self._tell(f"{', '.join(names)}: over: {fault}", "")
 
     async def _names(self, target: str) -> list[str]:
-        """Who that is now."""
+        """Return the members that have this role now."""
         if target in (CONTROLLER, NAME_SERVER):
             return [target]
         if target == ALL:
@@ -90,7 +90,7 @@ class Injector:
         return []
 
     async def _begin(self, fault: Fault, names: list[str], peers: list[str]) -> Undo:
-        """What ends it."""
+        """Begin a fault; return the function that ends it."""
         links = [link for name in names for peer in peers for link in _directions(name, peer, fault.way)]
         match fault.kind:
             case Kind.KILL | Kind.STOP:
@@ -140,11 +140,11 @@ class Injector:
 
 
 async def _nothing() -> None:
-    """It was over at once."""
+    """Do nothing: the fault ended at once."""
 
 
 async def _passed(seconds: float) -> None:
-    """A plan says when."""
+    """Wait for the time that the plan names."""
     come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     timer = asyncio.get_running_loop().call_later(seconds, come.set_result, None)
     try:

@@ -1,4 +1,4 @@
-"""Stock Java clients at work, round by round, in one JVM: Workers.java, whose rows go into a history."""
+"""Stock Java clients at work, round by round, in one JVM: Workers.java, whose rows are recorded in a history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.histories.history import Decision, Event, Outcome, Seen, Sent
 from tests.interop.agent import FLAGS
 
 _SOURCES = Path(__file__).parent / "java"
-_ANSWER_S = 240.0  # a busy machine may have no time for a JVM; nothing is concluded from it
+_ANSWER_S = 240.0  # A busy machine may give a JVM no processor time; that proves nothing.
 
 
 class JavaWorkers:
@@ -39,7 +39,7 @@ class JavaWorkers:
         try:
             await self._answer("READY")
         except BaseException:
-            await self.__aexit__()  # nobody else would end it
+            await self.__aexit__()  # No other process would end it.
             raise
         return self
 
@@ -54,7 +54,7 @@ class JavaWorkers:
         return self._process.pid
 
     async def begin(self, topics: Topics, name: str, seed: int, history: list[Event]) -> None:
-        """From now on what they do is written down there."""
+        """Record the clients' actions in this history from now on."""
         self._history = history
         self.last_acknowledged = {}
         both = (topics.plain, topics.halves)
@@ -62,11 +62,11 @@ class JavaWorkers:
         await self._ask("begin", topics.plain, topics.halves, name, seed)
 
     async def stop(self) -> None:
-        """No send is under way."""
+        """Wait until no send is in flight."""
         await self._ask("stop")
 
     async def end(self) -> None:
-        """Groups are left; nothing is sent, also where the round broke off."""
+        """Leave the groups; nothing is sent, also if the round was aborted."""
         await self._ask("stop")
         await self._ask("end")
 

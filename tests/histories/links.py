@@ -1,12 +1,12 @@
 """The links between members, controller, name server and clients: a TCP proxy whose directions are cut one by one.
 
-    who connects ──▶ a face (an address of its own on loopback) ──▶ the server behind it
+    connecting peer ──▶ a face (its own address on loopback) ──▶ the server behind it
 
-Controller and name server have a face for each that connects, so a face tells who that is. A member has one face, the
-address that it tells everybody; who is behind a connection to it is found by the process that owns the other end.
+Controller and name server have one face for each peer, so a face identifies its peer. A member has one face, whose
+address it announces to all; the peer of a connection is identified by the process that owns the other end.
 
-A cut direction takes no byte more. What it had taken, and what waits in the kernel, arrives when it is healed: late, as
-over a network that lost the packets and sends them again. Or the connections that were held are broken at the healing.
+A cut direction accepts no further bytes. Bytes that it has accepted, or that wait in the kernel, arrive after the
+healing: late, as over a network that lost the packets and retransmits them. Or the healing breaks these connections.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BACKLOG = 128
 _ESTABLISHED = "01"
 _CONNECT_S = 5.0
 
-Direction = tuple[str, str]  # from, to
+Direction = tuple[str, str]  # (source, target)
 Owners = Callable[[], Iterable[tuple[str, int]]]
 
 
 class Links:
-    """All of them. `owners` tells the names of those that connect to members, with the ids of their processes."""
+    """All links. `owners` returns the names of the peers that connect to members, with the ids of their processes."""
 
     def __init__(self, owners: Owners, chance: random.Random) -> None:
         self._owners, self._chance = owners, chance
@@ -38,10 +38,10 @@ class Links:
         self._servers: list[asyncio.Server] = []
         self._connections: set[_Connection] = set()
         self._carrying: set[asyncio.Task[None]] = set()
-        self.unknown = 0  # connections of which nobody knows whose they are
+        self.unknown = 0  # Connections whose owner is unknown.
 
     async def face(self, host: str, port: int, server: tuple[str, int], to: str, source: str = "") -> int:
-        """Listen for `source`, or for anybody, in front of a server; the port, which 0 leaves to chance."""
+        """Listen in front of a server for `source`, or for any peer; return the port, which 0 leaves to the system."""
 
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             name: str | None = source
@@ -68,13 +68,13 @@ class Links:
         return int(listening.sockets[0].getsockname()[1])
 
     def cut(self, directions: Iterable[Direction]) -> None:
-        """From now on nothing goes through."""
+        """Cut these directions."""
         for direction in directions:
             self._cut.add(direction)
             self._healed[direction].clear()
 
     def heal(self, directions: Iterable[Direction] | None = None, *, breaks: bool = False) -> None:
-        """All, or these. `breaks`: the connections of that link end instead of going on with what was held."""
+        """Heal all or these links. `breaks`: break their connections instead of delivering the held bytes."""
         healed = set(self._cut if directions is None else directions)
         if breaks:
             self.break_off(healed)
@@ -83,7 +83,7 @@ class Links:
             self._healed[direction].set()
 
     def break_off(self, directions: Iterable[Direction]) -> None:
-        """End the connections between these, as a reset does; new ones may be made."""
+        """Reset the connections between these peers; they may reconnect."""
         wanted = set(directions)
         for connection in list(self._connections):
             if not wanted.isdisjoint((connection.towards, connection.back)):
@@ -93,7 +93,7 @@ class Links:
         return direction in self._cut
 
     async def opened(self, direction: Direction) -> None:
-        """Wait until it is not cut."""
+        """Wait until the link is not cut."""
         while direction in self._cut:
             await self._healed[direction].wait()
 
@@ -111,7 +111,7 @@ class Links:
 
 
 class _Connection:
-    """One, with its two directions."""
+    """A connection with its two directions."""
 
     def __init__(
         self, links: Links, source: str, to: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -124,7 +124,7 @@ class _Connection:
 
     async def run(self, server: tuple[str, int]) -> None:
         try:
-            await self._links.opened(self.towards)  # the first packet does not arrive sooner
+            await self._links.opened(self.towards)  # The first packet does not arrive earlier.
             async with asyncio.timeout(_CONNECT_S):
                 reader, writer = await asyncio.open_connection(*server, limit=_CHUNK)
         except (OSError, TimeoutError):
@@ -146,7 +146,7 @@ class _Connection:
             writer.transport.abort()
 
     async def _pump(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until its sender ends; then its receiver is told, which ends the other direction."""
+        """Forward until the sender closes, then close the receiver's side, which ends the other direction."""
         with contextlib.suppress(OSError):
             while True:
                 await self._links.opened(direction)
@@ -159,7 +159,7 @@ class _Connection:
         writer.close()
 
     def abort(self) -> None:
-        """Both ends learn of it at once."""
+        """Reset both ends at once."""
         self._writer.transport.abort()
         if self._server is not None:
             self._server.transport.abort()
@@ -168,9 +168,9 @@ class _Connection:
 
 
 def owner(peer: tuple[str, int], owners: Iterable[tuple[str, int]]) -> str | None:
-    """The name of the process that has the other end of a connection from this machine.
+    """Return the name of the process that has the other end of a connection from this machine.
 
-    "" if it is none of them, None if that end has gone.
+    Return "" if it is none of them, None if that end is closed.
     """
     inode = _inode(peer)
     if not inode:

@@ -1,4 +1,4 @@
-"""One round on a set: clients at work, faults, healing, rest, and all that is stored read back.
+"""One round on a set: clients at work, faults, healing, rest, and reading back all stored messages.
 
 begin ──▶ faults, healed at their end ──▶ the set serves ──▶ sends stop ──▶ groups rest ──▶ the set is read ──▶ check
 """
@@ -62,24 +62,24 @@ from tests.histories.stalls import stalls_noted, stood_still_ms, waits_noted
 from tests.waiting import NotWithin, until
 
 T = TypeVar("T")
-#: Nobody answered; what somebody answered that he should not is not among them.
+#: Errors of a missing answer; a wrong answer is not among them.
 LATE = (ConnectionFailed, ClientError, UnknownOutcome, TimeoutError, NotWithin)
 _KEYS = re.compile(rb"KEYS\x01([^\x01\x02]+)")
 _CHUNK = 1 << 20
 
 
 class Place(msgspec.Struct):
-    """Where rounds are run: one after the other on the same set."""
+    """The set on which rounds are run, one after the other."""
 
     brokers: BrokerSet
     links: Links
     java: JavaWorkers | None
-    patience: float  # seconds after the healing until everything rests; then it is said that it did not
-    log_read_to: int = 0  # the members' logs were compared up to there
+    patience: float  # Seconds from the healing until everything has to rest; afterwards the missing rest is recorded.
+    log_read_to: int = 0  # The members' logs are compared up to here.
 
 
 async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, promise: Promise) -> list[Event]:
-    """Its history. What the mode promises to keep can be waited for."""
+    """Run a round; return its history. The events that the mode promises are awaited."""
     chance = random.Random(seed)
     history: list[Event] = []
     work = Work(place.brokers.name_servers[NEVE_CLIENTS], name, history, chance)
@@ -124,7 +124,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
 
 
 async def epoch_told(ask: Callable[[], Awaitable[int]], patience: float) -> int:
-    """Asked while no fault is under way, so that somebody has to answer; −1: nobody did, as long as patience lasted."""
+    """Return the controller's epoch while no fault is active, or −1 if it does not answer within the time limit."""
     epoch = -1
 
     async def is_told() -> bool:
@@ -138,7 +138,7 @@ async def epoch_told(ask: Callable[[], Awaitable[int]], patience: float) -> int:
 
 
 class _Rest:
-    """Waits, as long as patience lasts, and writes down what came about when."""
+    """Waits within the time limit, and records when each condition was met."""
 
     def __init__(self, place: Place, work: Work, history: list[Event], healed: int) -> None:
         self._place, self._work, self._history, self._healed = place, work, history, healed
@@ -152,12 +152,12 @@ class _Rest:
                 await until(condition, timeout=max(left, 0.1))
             except NotWithin:
                 if left > 0 and self._left() > 0:
-                    continue  # the machine stood still meanwhile
+                    continue  # The machine stalled meanwhile.
                 return 0
             return now_ms()
 
     def _left(self) -> float:
-        """Of the patience."""
+        """Return the remaining time."""
         return self._place.patience - (now_ms() - self._healed - stood_still_ms(self._history, self._healed)) / 1000
 
     async def serves(self) -> None:
@@ -169,7 +169,7 @@ class _Rest:
             self._history.append(Serves(what=f"{producer} is acknowledged", at=at))
 
     async def _is_whole(self) -> bool:
-        """Of who was away for too long the disk is put away, as an operator does: it comes as a new member."""
+        """Return whether all members are in sync; a member that was away too long is replaced, as by an operator."""
         brokers = self._place.brokers
         for name in await brokers.away_too_long():
             await brokers.replace(name, lambda member: self._history.append(Replaced(at=now_ms(), member=member)))
@@ -181,12 +181,12 @@ class _Rest:
         return max(by_java, self._work.last_acknowledged.get(producer, 0)) > self._healed
 
     async def rested(self, *, keeps: bool) -> None:
-        """`keeps`: what was acknowledged is there, so that groups are to be given it."""
+        """Wait for the groups. `keeps`: acknowledged messages exist, so the groups must receive them."""
         java = self._place.java
         groups = self._work.groups | (java.groups if java is not None else {})
         if not keeps and not await self.when(self._has_come):
             self._history.append(Unsettled(what="not all delayed and committed messages are in their topics"))
-        # In `async` what was acknowledged may be gone, and where a pop stands is its broker's own affair.
+        # In `async`, acknowledged messages may be lost, and the offset of a pop group is internal to its broker.
         popping = {group: topics for group, topics in groups.items() if group.endswith("_pop")}
         await asyncio.gather(
             *(
@@ -204,7 +204,7 @@ class _Rest:
             )
 
     async def _group(self, group: str, topics: tuple[str, ...], wanted: set[str], *, pops: bool = False) -> None:
-        """At rest once it was given what is wanted, and its offsets say so; of a group that pops nobody knows them."""
+        """Wait until the group has received and committed the wanted messages; a pop group's offsets are unknown."""
         asked = () if pops else topics
         lacks, is_past = "", False
 
@@ -217,7 +217,7 @@ class _Rest:
         self._history.append(Rested(group=group, at=at, lacks=lacks, is_past=is_past))
 
     async def _has_come(self) -> bool:
-        """Whether all delayed and committed messages are in their topics that were not lost with a master."""
+        """Return whether all delayed and committed messages are in their topics, except those lost with a master."""
         client, topics = self._work.client, (self._work.topics.later, self._work.topics.halves)
         try:
             for topic, queue in itertools.product(topics, range(QUEUES)):
@@ -242,11 +242,11 @@ class _Rest:
         }
 
     def _seen(self, topics: tuple[str, ...]) -> set[str]:
-        """By anybody: it is there, whatever its producer was told."""
+        """Return the delivered messages: they exist, whatever their producer was answered."""
         return {one.key for one in self._history if isinstance(one, Seen) and one.topic in topics}
 
     async def _lacks(self, group: str, topics: tuple[str, ...], wanted: set[str]) -> tuple[str, bool]:
-        """What keeps a group from rest; "": it rests. And whether its offsets say that it was given all the same."""
+        """Return what keeps the group from rest, "" if nothing, and whether its offsets are at the end nevertheless."""
         offsets = await self._behind(group, topics)
         given = {one.key for one in self._history if isinstance(one, Seen) and one.group == group}
         missing = sorted(wanted - given)
@@ -257,7 +257,7 @@ class _Rest:
         return f"{len(missing)} messages: {', '.join(missing[:3])}{passed}", is_past
 
     async def _behind(self, group: str, topics: tuple[str, ...]) -> str:
-        """Where its offsets are not at the ends of queues."""
+        """Return the queues in which its offsets are not at the end."""
         try:
             for topic in topics:
                 stats = await self._work.client.admin.consume_stats(group, topic)
@@ -270,7 +270,7 @@ class _Rest:
 
 
 class _Reading:
-    """What the healed set holds."""
+    """Reads the content of the healed set."""
 
     def __init__(self, place: Place, work: Work, history: list[Event], rest: _Rest) -> None:
         self._place, self._work, self._history, self._rest = place, work, history, rest
@@ -310,11 +310,11 @@ class _Reading:
                 )
                 self._history.append(stored)
             if result.status is not PullStatus.FOUND and result.next_offset <= offset:
-                return  # the checker finds what is missing
+                return  # The checker finds what is missing.
             offset = result.next_offset
 
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Asked again as long as patience lasts: a busy machine may keep an answer back."""
+        """Repeat a request within the time limit, because a busy machine may delay an answer."""
         found, failed = list[T](), list[NeveError]()
 
         async def is_answered() -> bool:
@@ -329,11 +329,11 @@ class _Reading:
         return found[-1]
 
     async def _all_is_archived(self, archive: ArchiveReader) -> None:
-        """And what need not be kept beside the archive is dropped: most of what is read now is cold."""
+        """Wait for the archive, and evict local messages, so that most of the following reads are cold."""
         client, brokers = self._work.client, self._place.brokers
         queues = list(itertools.product(self._work.topics.all, range(QUEUES)))
         ends = {each: await self._answered(partial(client.max_offset, *each)) for each in queues}
-        asked = now_ms()  # of what came until the groups were at rest: its time begins here
+        asked = now_ms()  # Messages arrived until the groups were at rest, so the time begins here.
         await brokers.offload(await brokers.master())
         at = await self._rest.when(lambda: asyncio.to_thread(archive.has_all, ends))
         self._history.append(Serves(what=ALL_IS_ARCHIVED, at=at, asked=asked))
@@ -347,7 +347,7 @@ class _Reading:
         self._history.append(Topics(queues={topic: queues for topic, queues in found.items() if queues}))
 
     async def _queues(self, topic: str) -> int:
-        """0: it is not there."""
+        """Return the number of queues; 0: the topic does not exist."""
         try:
             return (await self._work.client.admin.topic_config(topic)).write_queues
         except BrokerError as error:
@@ -356,7 +356,7 @@ class _Reading:
             raise
 
     async def _logs(self) -> None:
-        """What all members have, from where the last round has looked."""
+        """Record the logs of all members, from the end of the last round."""
         brokers = self._place.brokers
         ends = {name: await brokers.log_end(name) for name in MEMBERS}
         starts = [log_start(directory) for directory in brokers.log_files.values()]
@@ -371,7 +371,7 @@ class _Reading:
 
 
 def diverged(brokers: BrokerSet) -> list[Kept]:
-    """The messages that members cut off their logs, or took with them, and where they are."""
+    """Return the messages that members truncated or took with them, and their location."""
     found: list[Kept] = []
     for member in MEMBERS:
         for path in sorted((brokers.data(member) / "diverged").glob("*.log")):
@@ -385,18 +385,18 @@ def diverged(brokers: BrokerSet) -> list[Kept]:
 
 @cache
 def _cut_off(path: Path, _size: int) -> list[tuple[str, str]]:
-    """Topic and key of each message in it; asked often, of files that don't change any more."""
+    """Return topic and key of each message in the file; it is called often, and the files do not change."""
     return [(record.topic, key) for record in records(path) if (key := record.properties.get("KEYS"))]
 
 
 @cache
 def _keys_in(path: Path) -> list[str]:
-    """In a log that ends somewhere."""
+    """Return the keys in a log with an arbitrary end."""
     return [key.decode(errors="replace") for key in _KEYS.findall(path.read_bytes())]
 
 
 def digest_of(directory: Path, start: int, end: int) -> str:
-    """Of the log's bytes between two offsets; a file's name is the offset at which it begins."""
+    """Return a digest of the log between two offsets; a file's name is the offset at which it begins."""
     digest = hashlib.blake2b(digest_size=16)
     at = start
     for path in log_file_paths(directory):

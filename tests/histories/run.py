@@ -1,8 +1,8 @@
 """`python -m tests.histories.run --rounds 200 --mode sync --seed 1`: rounds of faults on a real broker set.
 
-Each round's faults come out of the seed and the round's number. What became of a round is told at once: it held, it
-broke a promise, or it is void. The history of one that did not hold stays in the directory, beside the members' data
-and logs. Exits with 1 if a promise was broken, if there were fewer rounds than asked, or if most of them are void.
+Each round's faults follow from the seed and the round's number. The verdict on a round is printed at once: held, broken
+or void. The history of a round that did not hold is kept in the directory, beside the members' data and logs. The exit
+code is 1 if a promise was broken, if there were fewer rounds than requested, or if most of them are void.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODES = {
     "sync-available": Promise(keeps_acknowledged=True),
     "async": Promise(keeps_acknowledged=False),
 }
-#: A set that finds out in a second or two what the defaults find out in ten: rounds are short.
+#: A set that detects failures in a second or two instead of the default ten, because rounds are short.
 SETTINGS: dict[str, object] = {
     "mappedFileSizeCommitLog": "4m",
     "brokerHeartbeatInterval": "300",
@@ -53,14 +53,14 @@ SETTINGS: dict[str, object] = {
     "transactionCheckInterval": "1000",
     "transactionCheckMax": "100000",
 }
-#: Much is archived and dropped in a round.
+#: Archive and evict much within a round.
 ARCHIVE: dict[str, object] = {
     "mappedFileSizeCommitLog": "256k",
     "archiveMinBytes": "1",
     "archivePeriod": "1s",
     "statePeriod": "1s",
 }
-_PATIENCE = 2.0  # times what is promised: then it is said that it did not happen
+_PATIENCE = 2.0  # The multiple of the promised time after which a missing event is recorded.
 
 
 async def run(
@@ -68,9 +68,10 @@ async def run(
     promise: Promise | None = None, plans: list[list[Fault]] | None = None, settings: dict[str, object] | None = None,
     kinds: Sequence[Kind] = tuple(Kind), archives: bool = False, reports: list[Report] | None = None,
 ) -> list[Report]:  # fmt: skip
-    """The reports of all rounds. `plans`: instead of those that the seed makes, of these `kinds`.
+    """Return the reports of all rounds.
 
-    `reports`: they are in it as they come, for who stops early.
+    `plans` replaces the plans that the seed generates, which have these `kinds`. `reports` collects the reports as they
+    are completed, for a caller that stops early.
     """
     promised = promise or MODES[mode]
     reports = reports if reports is not None else []
@@ -111,7 +112,7 @@ async def run(
 
 
 async def _until_stopped(work: Coroutine[Any, Any, list[Report]]) -> None:
-    """SIGTERM ends it in order: all that was started ends, and what was found is told."""
+    """Run until SIGTERM, which ends all processes in order; the results so far are printed."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with suppress(asyncio.CancelledError):
@@ -142,7 +143,7 @@ def main() -> int:
     )  # fmt: skip
     try:
         asyncio.run(_until_stopped(work))
-    finally:  # what ends it early is no reason to say less
+    finally:  # An early end must not hide results.
         print(f"{options.mode}, seed {options.seed}: {summary(reports, options.rounds)}", flush=True)
     has_held = all(report.verdict is Verdict.HELD for report in reports) and len(reports) == options.rounds
     if options.directory is None and has_held:

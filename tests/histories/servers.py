@@ -1,7 +1,7 @@
 """A broker set of three, its controller and its name server as processes behind links that can be cut.
 
-Servers listen on addresses of their own on loopback, 127.0.2.x; the address by which a member is known is its face,
-127.0.3.x at the same port. Controller and name server have a face for each that connects to them.
+Servers listen on their own loopback addresses, 127.0.2.x; a member is known by the address of its face, 127.0.3.x with
+the same port. Controller and name server have a face for each peer.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from tests.servers.processes import Processes, accepts, free_ports
 from tests.waiting import until
 
 _ELECT_MASTER, _EPOCH_CACHE, _CLEAN_BROKER_DATA = 1002, 1007, 1011
-_ZEROS = 20  # digits of a log file's name
+_ZEROS = 20  # The number of digits in a log file's name.
 _READY_S = 60.0
 _ASK_S = 2.0
 _SWITCH_S = 6.0
 _OFFLOAD_S = 10.0
 MEMBERS = ("a", "b", "c")
-#: Those that have faces of their own at the name server beside the members.
+#: Peers with a face of their own at the name server, besides the members.
 NEVE_CLIENTS, JAVA_CLIENTS = "neve clients", "java clients"
 
 
 def log_start(directory: Path) -> int:
-    """Where the log's first file begins."""
+    """Return the start of the log's first file."""
     return min((int(path.name) for path in log_file_paths(directory)), default=0)
 
 
 def log_file_paths(directory: Path) -> list[Path]:
-    """Of a CommitLog, in their order."""
+    """Return the files of a CommitLog in order."""
     return sorted(path for path in directory.iterdir() if path.name.isdigit() and len(path.name) == _ZEROS)
 
 
 class Server(Processes):
-    """One that may be killed, frozen and started again at its place; nobody waits until it is ready."""
+    """A server that may be killed, frozen and restarted in place, without waiting until it is ready."""
 
     def __init__(self, name: str, directory: Path, verb: str, settings: Mapping[str, object]) -> None:
         super().__init__(directory)
@@ -68,7 +68,7 @@ class Server(Processes):
         return [root.pid for root in self.roots if root.poll() is None]
 
     def begin(self) -> None:
-        """Start it; of a former life there is nothing left."""
+        """Start it; nothing of its former process is left."""
         self.kill()
         self.is_frozen = False
         self.spawn(self._command, "neve.log")
@@ -92,22 +92,22 @@ class Server(Processes):
 
 
 class BrokerSet:
-    """See the module. Its parts are made and linked by `start`."""
+    """The broker set; `start` creates and links its parts."""
 
     def __init__(self, directory: Path, links: Links, settings: Mapping[str, object]) -> None:
-        """`settings`: keys of all members."""
+        """Create a set; `settings` are keys of all members."""
         self._directory, self._links, self._settings = directory, links, settings
         self.servers: dict[str, Server] = {}
-        self.name_servers: dict[str, str] = {}  # as each client knows it
-        #: Of those who start and end a server.
+        self.name_servers: dict[str, str] = {}  # As each client knows it.
+        #: Serializes starts and ends of a server.
         self.turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._is_stopped = False
         self._replacing: dict[str, asyncio.Task[bool]] = {}
-        self.put_away: list[Path] = []  # the disks of members that went for ever
-        self._gone = 0  # members, so far
+        self.put_away: list[Path] = []  # The disks of members that were removed for good.
+        self._gone = 0  # The number of members so far.
         self._controller = ""
-        self._admin: dict[str, str] = {}  # of members, where there is an archive
-        self._real: dict[str, str] = {}  # of members, past the links
+        self._admin: dict[str, str] = {}  # Of members, if there is an archive.
+        self._real: dict[str, str] = {}  # Addresses of members that bypass the links.
         self._face: dict[str, str] = {}
 
     @property
@@ -116,24 +116,24 @@ class BrokerSet:
 
     @property
     def log_files(self) -> dict[str, Path]:
-        """The directories of the members' CommitLogs."""
+        """Return the directories of the members' CommitLogs."""
         return {name: self.data(name) / "commitlog" for name in MEMBERS}
 
     def data(self, member: str) -> Path:
-        """Its data directory."""
+        """Return the member's data directory."""
         return self._directory / member / "store"
 
     def owners(self) -> list[tuple[str, int]]:
-        """Whose process is whose; clients are told by who runs them."""
+        """Return the processes of each peer; clients are identified by the process that runs them."""
         return [(name, pid) for name, server in self.servers.items() for pid in server.pids]
 
     @property
     def store_url(self) -> str:
-        """Of the archive; "" for none."""
+        """Return the URL of the archive, or "" without one."""
         return str(self._settings.get("storeUrl", ""))
 
     async def start(self) -> None:
-        """Returns when all members are in sync."""
+        """Start the set; return when all members are in sync."""
         controller_port, names_port, port, ha_port = free_ports(4)
         real = {CONTROLLER: ("127.0.0.1", controller_port), NAME_SERVER: ("127.0.0.1", names_port)}
         self._controller = f"127.0.0.1:{controller_port}"
@@ -178,47 +178,50 @@ class BrokerSet:
         self.servers[name] = Server(name, self._directory / name, verb, settings)
 
     def stop(self) -> None:
-        """All of it, at once."""
+        """Stop everything at once."""
         self._is_stopped = True
         for server in self.servers.values():
             server.kill()
 
-    # -- what is asked past the links
+    # -- requests that bypass the links
 
     async def told(self) -> dict[str, Any]:
-        """What the controller says of the set; nothing while it can't be asked."""
+        """Return the controller's information about the set; empty while the controller is unreachable."""
         return await asyncio.to_thread(told_by, self._controller, _ASK_S)
 
     async def master(self) -> str:
-        """Who is elected; "" for nobody."""
+        """Return the elected member, or ""."""
         address = (await self.told()).get("masterAddress", "")
         return self._named(address)
 
     async def epoch(self) -> int:
-        """Of the master; −1 while nobody tells it."""
+        """Return the master's epoch; −1 while it is unknown."""
         return int((await self.told()).get("masterEpoch", -1))
 
     async def is_whole(self) -> bool:
-        """Somebody leads, and all are in sync."""
+        """Return whether there is a master, and all members are in sync."""
         told = await self.told()
         return bool(told.get("masterAddress")) and in_sync_in(told) == set(self._face.values())
 
     async def whole(self, within: float) -> None:
         await until(self.is_whole, "all members are in sync", within)
 
-    # -- as operators do
+    # -- operators' actions
 
     async def hand_over(self, master: str, to: str) -> Switched:
-        """Asked of the master, as `neve broker-set switchover` does; `to`: "" for the one that has most."""
+        """Ask the master for a switchover, as `neve broker-set switchover` does; `to`: "" for the longest log."""
         return await asyncio.to_thread(self._switch, self._real[master], master, to)
 
     async def designate(self, to: str) -> Switched:
-        """Asked of the controller, as `mqadmin electMaster` does."""
+        """Ask the controller for a forced election, as `mqadmin electMaster` does."""
         return await asyncio.to_thread(self._switch, self._controller, "", to)
 
     async def replace(self, member: str, forgotten: Callable[[str], None], *, begins: bool = True) -> bool:
-        """It is killed, forgotten, and comes back with an empty disk, at once or when somebody begins it; False: it is
-        needed, and comes back as it was. Goes on to its end though who asks is cancelled, and once for all who ask.
+        """Kill a member, remove it, and start it with an empty disk, at once or later. Return False if its data are
+        needed.
+
+        In that case the member returns unchanged. The replacement completes even if the caller is cancelled, and once
+        for concurrent callers.
         """
         task = self._replacing.get(member)
         if task is None or task.done():
@@ -239,9 +242,9 @@ class BrokerSet:
                     await asyncio.to_thread(server.begin)
 
     async def forget(self, member: str) -> bool:
-        """One that is down is forgotten by the controller, and its disk is put away; False: it is needed.
+        """Remove a stopped member from the controller, and put its disk away. Return False if its data are needed.
 
-        Whoever is elected has all that was acknowledged, in the modes that promise it, so another one is not needed.
+        In modes that promise to keep acknowledged messages the elected member has them all, so no other one is needed.
         """
 
         async def is_settled() -> bool:
@@ -266,7 +269,7 @@ class BrokerSet:
         told = told_by(self._controller, _ASK_S)
         own = [int(one["brokerId"]) for one in replicas_in(told) if one["brokerAddress"] == self._face[member]]
         if not own:
-            return False  # without a name all of the set would be forgotten
+            return False  # Without a name the whole set would be removed.
         ext: dict[str, object] = {
             "clusterName": "DefaultCluster",
             "brokerName": NAME,
@@ -281,9 +284,9 @@ class BrokerSet:
         return True
 
     async def away_too_long(self) -> list[str]:
-        """Members that lack what the master has let go of, and say so: an operator has to see to it.
+        """Return members that report missing messages which the master has evicted: an operator has to replace them.
 
-        Of who says so and lacks nothing of that nothing is done: it never comes to be in sync.
+        A member that only reports it is left alone, and never becomes in sync.
         """
 
         def tells(member: str) -> bool:
@@ -297,14 +300,14 @@ class BrokerSet:
         return [member for member in saying if master and await self._lacks_begin(member, master)]
 
     async def _lacks_begin(self, member: str, master: str) -> bool:
-        """Whether the log of one ends below where that of the other begins."""
+        """Return whether the log of one member ends below the begin of the other's."""
         try:
             return await self.log_end(member) < log_start(self.log_files[master])
         except (OSError, Refused):
             return False
 
     async def offload(self, member: str) -> None:
-        """It does what is to do at the archive, of what is young as well; nothing, if it is down or refuses."""
+        """Archive everything, including recent messages; do nothing if the member is down or refuses."""
 
         def post() -> None:
             url = f"http://{self._admin[member]}/archive/offload?roll=1&evict=1"
@@ -337,7 +340,7 @@ class BrokerSet:
         return next((name for name, own in self._face.items() if own == face), "")
 
     async def log_end(self, member: str) -> int:
-        """Of the member's CommitLog, by its own account."""
+        """Return the log end offset that the member reports."""
 
         def ask() -> int:
             with Client(self._real[member], 5.0) as client:

@@ -1,7 +1,7 @@
-"""When the machine stood still, or let servers wait: no promise is broken by others' work.
+"""Detect when the machine stalled, or let servers wait: other load on the machine must not count as a broken promise.
 
-A beat in the harness's own loop that comes late is a stall. A server is told by the kernel's account of how long its
-main thread was ready to run and did not: its harness may have its share of the machine meanwhile.
+A periodic callback in the harness's own loop that runs late is a stall. Waits of a server are read from the kernel's
+statistics: how long its main thread was runnable without running, while the harness may have had a processor.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.histories.history import Event, Stall, Waited
 _BEAT_S = 0.05
 _LATE_S = 0.2
 _LOOK_S = 1.0
-_WAITED_MS = 100  # in the time between two looks; less is what a set on one machine does to itself
+_WAITED_MS = 100  # In the time between two measurements; less is caused by the set itself.
 
 
 @contextmanager
 def stalls_noted(history: list[Event]) -> Iterator[None]:
-    """In the loop that runs the clients and carries what links carry."""
+    """Record stalls of the loop that runs the clients and the links."""
 
     def noted(late: float) -> None:
         if late > _LATE_S:
@@ -36,7 +36,7 @@ def stalls_noted(history: list[Event]) -> Iterator[None]:
 
 @contextmanager
 def waits_noted(history: list[Event], servers: Callable[[], Mapping[str, Sequence[int]]]) -> Iterator[None]:
-    """Of these processes, by the name of the server."""
+    """Record waits of these processes, by the name of the server."""
     known: dict[int, int] = {pid: waited_ms(pid) for pids in servers().values() for pid in pids}
 
     def noted(_: float) -> None:
@@ -52,7 +52,10 @@ def waits_noted(history: list[Event], servers: Callable[[], Mapping[str, Sequenc
 
 
 def waited_ms(process: int, proc: Path = Path("/proc")) -> int:
-    """Its main thread, so far; 0 of one that is gone. Time on a processor, waiting for one (both ns), and how often."""
+    """Return how long its main thread has waited so far; 0 if it has ended.
+
+    The kernel's file has the time on a processor and the time waiting for one, both in ns, and a count.
+    """
     with suppress(OSError):
         return int((proc / str(process) / "schedstat").read_text().split()[1]) // 1_000_000
     return 0
@@ -60,7 +63,7 @@ def waited_ms(process: int, proc: Path = Path("/proc")) -> int:
 
 @contextmanager
 def _each(seconds: float, work: Callable[[float], None]) -> Iterator[None]:
-    """In the running loop; told by how much it is late."""
+    """Call periodically in the running loop, with the lateness of the call."""
     loop = asyncio.get_running_loop()
 
     def beat(due: float) -> None:
@@ -79,18 +82,18 @@ def _each(seconds: float, work: Callable[[float], None]) -> Iterator[None]:
         beats[0].cancel()
 
 
-#: As long as the shortest time that members of these sets wait for one another: who is silent for it is given up.
+#: The shortest time-out between members of these sets: a member that is silent for this long counts as dead.
 _STARVED_MS = 1000
-#: Of the time within which a set has to be at rest: more than this is lost with what the stalls undid.
+#: The share of the time limit for rest that stalls may take: beyond it, their consequences take the rest.
 _STARVED_SHARE = 0.1
-#: Of the same time, of one server.
+#: The share of the same time limit for one server.
 _WAITING_SHARE = 0.3
 
 
 def is_starved(stalls: Iterable[Stall], waits: Iterable[Waited], since: int, until: float, within_ms: int) -> bool:
-    """Whether the machine ran others so much that what came too late then proves nothing.
+    """Return whether the machine was so busy that a late event proves nothing.
 
-    It stood still long at once, or often; or it let one of the servers wait.
+    It stalled for long at once, or often; or it let one of the servers wait.
     """
     lasted = [stall.lasted for stall in stalls if stall.at + stall.lasted > since and stall.at < until]
     waited = Counter[str]()
@@ -105,5 +108,5 @@ def is_starved(stalls: Iterable[Stall], waits: Iterable[Waited], since: int, unt
 
 
 def stood_still_ms(history: list[Event], since: int) -> int:
-    """How long, from then on."""
+    """Return the total of stalls from then on."""
     return sum(one.lasted for one in history if isinstance(one, Stall) and one.at >= since)

@@ -1,7 +1,7 @@
-"""What became of all rounds of a mode, in one line; pure.
+"""The results of all rounds of a mode in one line; a pure function.
 
-20 rounds of 20: 18 held, 1 broken (lost 1), 1 void; 48211 sends acknowledged; 31 elections;
-faults: kill 12, freeze 9; longest without an acknowledged send: median 2.1 s, at most 7.4 s
+20 rounds of 20: 18 held, 1 broken (lost 1), 1 void; 48211 sends acknowledged; 31 elections; faults: kill 12, freeze 9;
+longest without an acknowledged send: median 2.1 s, at most 7.4 s
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tests.histories.checker import Report, Verdict
 
 
 def summary(reports: Sequence[Report], asked: int) -> str:
-    """For a person, and for `grep`."""
+    """Return a summary for readers and for `grep`."""
     verdicts = Counter(report.verdict for report in reports)
-    broken = Counter[str]()  # rounds, by promise
+    broken = Counter[str]()  # Rounds, by broken promise.
     faults = Counter[str]()
     for report in reports:
         faults += report.faults
@@ -40,7 +40,7 @@ def summary(reports: Sequence[Report], asked: int) -> str:
 
 
 def is_enough(reports: Sequence[Report], asked: int) -> bool:
-    """Every round that was asked for is there, none is broken, and most were not spoilt by the machine."""
+    """Return whether all requested rounds exist, none is broken, and most are not void."""
     verdicts = Counter(report.verdict for report in reports)
     return len(reports) >= asked and not verdicts[Verdict.BROKEN] and verdicts[Verdict.HELD] >= verdicts[Verdict.VOID]
 

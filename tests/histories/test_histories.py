@@ -1,4 +1,4 @@
-"""A few rounds on real processes for every commit; `make histories` has more."""
+"""A few rounds on real processes for every commit; `make histories` runs more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.histories.run import run
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
-#: On a machine that is busy with other tests nothing has to be quick; it has to come about.
+#: On a machine that is busy with other tests, events have to occur, but not quickly.
 PATIENT_MS = 90_000
 
 ROUNDS = [
@@ -27,14 +27,14 @@ ROUNDS = [
         Fault(0.3, 3.5, Kind.ISOLATE, MASTER, way=Way.FROM),
         Fault(2.5, 1.0, Kind.KILL, MASTER),
     ],
-    [  # in which nothing is lost in any mode
+    [  # No mode loses messages in this round.
         Fault(0.5, 0.0, Kind.HAND_OVER, MASTER),
         Fault(2.0, 0.0, Kind.HAND_OVER, MASTER, SLAVE),
     ],
 ]
 
 
-#: What is dropped by one is read by clients at another.
+#: Clients read at one member what another has evicted.
 DROPPING = [
     [
         Fault(1.5, 0.0, Kind.OFFLOAD, MASTER),

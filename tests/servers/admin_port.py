@@ -1,4 +1,4 @@
-"""Requests to an admin port that need its token."""
+"""Requests to an admin port that require its token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def post_request(url: str) -> urllib.request.Request:
-    """Return a POST request with the token; the port names the file in its refusal of a first try."""
+    """Return a POST request with the token; the port names the token file when it refuses a first attempt."""
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60).close()
     except urllib.error.HTTPError as error:

@@ -1,4 +1,4 @@
-"""Apache RocketMQ 5.3.3 as it comes, as processes, and its admin tool."""
+"""Unmodified servers of Apache RocketMQ 5.3.3 as processes, and its admin tool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 _CLUSTERS = 106
 #: CONTROLLER_GET_NEXT_BROKER_ID
 _NEXT_BROKER_ID = 1012
-_READY_S = 180.0  # on a busy machine
+_READY_S = 180.0  # Long enough for a busy machine.
 _ADMIN_S = 120.0
 _MODULE_FLAGS = [
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
@@ -30,17 +30,17 @@ _MODULE_FLAGS = [
 
 
 def _large(heap: str) -> list[str]:
-    """As RocketMQ's own script starts a broker, with another heap."""
+    """Return the JVM options of RocketMQ's own start script, with another heap size."""
     flags = ["-server", f"-Xms{heap}", f"-Xmx{heap}", f"-XX:MaxDirectMemorySize={heap}"]
     flags += ["-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25", "-XX:+AlwaysPreTouch"]
     return [*flags, "-XX:InitiatingHeapOccupancyPercent=30", "-XX:SoftRefLRUPolicyMSPerMB=0", *_MODULE_FLAGS]
 
 
 class ApacheServer(Processes):
-    """Name server and broker of Apache RocketMQ 5.3.3, default settings but for paths, ports and loopback.
+    """Name server and broker of Apache RocketMQ 5.3.3 with default settings, except for paths, ports and loopback.
 
-    Its HA port knows no bind address; it is a free port, and nobody connects to it. `quick` starts sooner and runs
-    slower: for tests, not for measurements.
+    Its HA port has no bind address; it is a free port that no client uses. `quick` starts sooner and runs slower: for
+    tests, not for measurements.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class ApacheServer(Processes):
 
 
 def mqadmin(namesrv: str, *args: str, home: Path, version: str = jvm.SERVER) -> str:
-    """Output of the stock admin tool, errors included: it exits with 0 whatever happens."""
+    """Return the output of the stock admin tool, including errors: it always exits with 0."""
     (home / "conf").mkdir(parents=True, exist_ok=True)
-    (home / "conf" / "logback_tools.xml").write_text("<configuration/>")  # 4.x does nothing without it
+    (home / "conf" / "logback_tools.xml").write_text("<configuration/>")  # 4.x exits without effect if this is unset.
     main = "org.apache.rocketmq.tools.command.MQAdminStartup"
     command = jvm.java(f"{jvm.jars(version)}/*", main, *args, "-n", namesrv, home=home)
     done = subprocess.run(
@@ -110,7 +110,7 @@ def mqadmin(namesrv: str, *args: str, home: Path, version: str = jvm.SERVER) -> 
         cwd=home,
         env={**os.environ, "ROCKETMQ_HOME": str(home)},
     )
-    # The 5.3 client prints how its logging was configured, a line for each step.
+    # The 5.3 client prints its logging configuration, a line for each step.
     return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if " |-" not in line)
 
 
@@ -135,7 +135,7 @@ class ApacheNameServer(Processes):
 
 
 class ApacheController(Processes):
-    """Apache RocketMQ's own controller 5.3.3: alone in its DLedger group, or one of several (`apache_controllers`)."""
+    """A controller of Apache RocketMQ 5.3.3: alone in its DLedger group, or one of several (`apache_controllers`)."""
 
     _MAIN = "org.apache.rocketmq.controller.ControllerStartup"
 
@@ -147,7 +147,7 @@ class ApacheController(Processes):
         group: Mapping[str, str] | None = None,
         more: Mapping[str, object] | None = None,
     ) -> None:
-        """`group`: address of each of it, by id. `more`: settings."""
+        """Create a controller; `group` has the address of each member by id, `more` has settings."""
         super().__init__(directory)
         group = group or {own_id: f"127.0.0.1:{free_ports(1)[0]}"}
         self.address = group[own_id]
@@ -174,7 +174,7 @@ class ApacheController(Processes):
         return self
 
     def leads(self) -> bool:
-        """The port is open before one is elected, and what that one decides needs a moment more."""
+        """Return whether it leads. The port is open before the election, and the leader decides slightly later."""
         if not accepts(self.address):
             return False
         with Client(self.address) as client:
@@ -182,7 +182,7 @@ class ApacheController(Processes):
 
 
 class ApacheNameServerAndController(ApacheController):
-    """Both in one process, each on its port: `enableControllerInNamesrv`."""
+    """Both servers in one process, each on its port: `enableControllerInNamesrv`."""
 
     _MAIN = "org.apache.rocketmq.namesrv.NamesrvStartup"
 
@@ -200,7 +200,7 @@ class ApacheNameServerAndController(ApacheController):
 
 @contextmanager
 def apache_controllers(directory: Path, count: int) -> Iterator[list[ApacheController]]:
-    """A group of them, one of which leads."""
+    """Run a group of controllers, one of which leads."""
     group = {f"n{number}": f"127.0.0.1:{port}" for number, port in enumerate(free_ports(count))}
     with ExitStack() as stack:
         started = [stack.enter_context(ApacheController(directory / own, own_id=own, group=group)) for own in group]
@@ -209,10 +209,10 @@ def apache_controllers(directory: Path, count: int) -> Iterator[list[ApacheContr
 
 
 class ApacheMember(Processes):
-    """One broker of Apache RocketMQ 5.3.3 in controller mode: master or slave as its controller says.
+    """One broker of Apache RocketMQ 5.3.3 in controller mode: its controller makes it master or slave.
 
-    It acknowledges what all of its sync state set has. It asks and looks round more often than by default, so that a
-    test need not wait. It keeps ports and data over a restart.
+    It acknowledges messages that all in-sync replicas have. It polls more often than by default, so that tests are
+    quick. It keeps ports and data over a restart.
     """
 
     def __init__(
@@ -225,7 +225,8 @@ class ApacheMember(Processes):
         settings: Mapping[str, str] = {},
         heap: str = "",
     ) -> None:
-        """`heap`: a server's compiler and collector, for measurements; without it starts are quick."""
+        """Create a broker; `heap` selects a server's compiler and collector for measurements, otherwise it starts
+        quickly."""
         super().__init__(directory)
         self._heap = heap
         port, ha_port = free_ports(2)

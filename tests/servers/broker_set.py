@@ -16,12 +16,12 @@ from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
 
-_CHANGE_S = 60.0  # a role takes less than a second; the machine is shared
+_CHANGE_S = 60.0  # A role change takes less than a second, and the machine is shared.
 TOPIC = "orders"
 
 
 class BrokerSet(Members[Serving]):
-    """`members` brokers of one set, on ports that each keeps over a restart.
+    """`members` brokers of one set, whose ports stay the same over restarts.
 
     Usage:
         with BrokerSet(directory, replication="sync") as brokers:
@@ -38,7 +38,8 @@ class BrokerSet(Members[Serving]):
         settings: Mapping[str, object] | None = None,
         **more: object,
     ):
-        """`settings` and `more` are keys of all members. Several controllers need an etcd, `register_url`."""
+        """Create a set; `settings` and `more` are keys of all members. Several controllers need an etcd,
+        `register_url`."""
         super().__init__(_CHANGE_S)
         local = {"bindAddress": "127.0.0.1"}
         ports = free_ports(controllers)
@@ -47,7 +48,7 @@ class BrokerSet(Members[Serving]):
             register = {"listenPort": port, "controllerStorePath": directory / f"register{number}"}
             own = settings_as_options(local | register | {"registerUrl": register_url})
             self.controllers.append(Serving(directory / f"controller{number}", "controller", *own))
-        self.controller = self.controllers[0]  # who is asked
+        self.controller = self.controllers[0]  # The controller to ask.
         self.register = directory / "register0"
         names = {"listenPort": 0, "kvConfigPath": directory / "kv.json"}
         self.name_server = Serving(directory / "namesrv", "namesrv", *settings_as_options(local | names))
@@ -70,7 +71,7 @@ class BrokerSet(Members[Serving]):
         self._stack.__exit__(*exc)
 
     def newcomer(self) -> Serving:
-        """One more, with an empty directory; not started."""
+        """Return an additional member with an empty directory, not started."""
         return self._member(self._directory / "newcomer")
 
     def _member(self, directory: Path) -> Serving:
@@ -84,13 +85,13 @@ class BrokerSet(Members[Serving]):
             "brokerIP1": "127.0.0.1",
             "namesrvAddr": self.name_server.namesrv,
             "mappedFileSizeCommitLog": "1m",
-            # All tests at once may stop a process for seconds; who freezes one says how soon that is seen.
+            # Concurrent tests may delay a process for seconds; tests that freeze one set the detection time themselves.
             "controllerHeartBeatTimeoutMills": "10s",
         }
         return Serving(directory, "broker", *settings_as_options({**own, **self._settings}))
 
     def another(self, configuration: str) -> Serving:
-        """A member more, that is not started yet, by a broker.conf without what is a machine's own."""
+        """Return an additional member, not started, from a broker.conf without machine-specific keys."""
         directory = self._directory / "another"
         directory.mkdir()
         own = [line for line in configuration.splitlines() if line and not line.endswith("=")]
@@ -106,20 +107,20 @@ class BrokerSet(Members[Serving]):
         }
         return Serving(directory, "broker", "-c", str(directory / "broker.conf"), *settings_as_options(machine))
 
-    # -- what the controller says
+    # -- information from the controller
 
     @override
     def told(self) -> dict[str, Any]:
-        """Of the set; nothing while it is unknown."""
+        """Return the controller's information about the set; empty while it is unknown."""
         return told_by(self.controller.ready["controller"])
 
 
 def store_of(member: Serving) -> Path:
-    """Its data directory."""
+    """Return the member's data directory."""
     return member.directory / "store"
 
 
-# -- who sends to it
+# -- senders
 
 
 def create_topic(brokers: BrokerSet) -> None:
@@ -128,14 +129,14 @@ def create_topic(brokers: BrokerSet) -> None:
             with Client(brokers.master.broker) as client:
                 client.create_topic(TOPIC, 1)
         except (OSError, Refused):
-            return False  # it is elected, and does not lead yet
+            return False  # It is elected, and does not lead yet.
         return True
 
     wait_until(is_created, "a topic")
 
 
 def takes(member: Serving, body: bytes = b"0") -> bool:
-    """Whether a message is acknowledged."""
+    """Return whether the broker acknowledges a message."""
     try:
         with Client(member.broker) as client:
             client.send(TOPIC, 0, body)
@@ -145,7 +146,7 @@ def takes(member: Serving, body: bytes = b"0") -> bool:
 
 
 class Producer:
-    """Sends numbers, one after the other, to whoever takes them: each once; it counts when it is acknowledged."""
+    """Sends numbers in order to the current master, each once; a number counts when it is acknowledged."""
 
     def __init__(self, brokers: BrokerSet) -> None:
         self._brokers = brokers
@@ -159,7 +160,7 @@ class Producer:
         self._thread.start()
 
     def end(self) -> None:
-        """No send is under way."""
+        """Wait until no send is in flight."""
         self._stop.set()
         self._thread.join()
 
@@ -180,10 +181,10 @@ class Producer:
                     client.send(TOPIC, 0, b"%d" % number)
                     self.acknowledged.append(number)
         except (OSError, Refused):
-            return  # it is gone, or a slave
+            return  # The broker is down, or a slave.
 
     def has_sent(self, count: int) -> None:
-        """Wait for so many acknowledgements more."""
+        """Wait for this many further acknowledgements."""
         wanted = len(self.acknowledged) + count
         wait_until(lambda: len(self.acknowledged) >= wanted, f"{count} more sends are acknowledged", _CHANGE_S)
 

@@ -1,6 +1,6 @@
-"""DuckDB's own reader of Delta tables, for tests: run by a Python that has DuckDB and its extension of one version.
+"""DuckDB's own reader of Delta tables, for tests: run by a Python with matching versions of DuckDB and its extension.
 
-A query a line comes in; its rows go out, as JSON.
+It reads one query per line and writes the rows as JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import duckdb
 
 
 def main() -> None:
-    """Until the input ends."""
+    """Answer queries until the input ends."""
     folder = Path(str(importlib.import_module("duckdb_extension_delta").__file__)).parent
     (extension,) = folder.rglob("delta.duckdb_extension")
     database = duckdb.connect(config={"allow_unsigned_extensions": "true"})

@@ -1,4 +1,4 @@
-"""etcd on loopback: one node or several, with TLS, with users; killed, stopped, frozen, restored by a test."""
+"""etcd on loopback: one node or several, with TLS, with users; a test can kill, stop, freeze and restore it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READY_S = 60.0
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: who signs, the server's pair, a client's pair."""
+    """PEM files: the authority, the server's pair, a client's pair."""
 
     authority: Path
     certificate: Path
@@ -33,14 +33,14 @@ class Certificates:
 
 
 class Node(Processes):
-    """One etcd process. Its ports are its own over restarts."""
+    """One etcd process. Its ports stay the same over restarts."""
 
     def __init__(self, directory: Path, name: str, ports: tuple[int, int], tls: Certificates | None = None) -> None:
         super().__init__(directory)
         self.name, self.tls = name, tls
         self.endpoint, self.peer = (f"127.0.0.1:{port}" for port in ports)
         self.data = directory / "data"
-        self.token = "neve"  # with another one, empty data make another cluster
+        self.token = "neve"  # With another token, empty data form another cluster.
         self.cluster: Sequence[Node] = (self,)
 
     @property
@@ -48,7 +48,7 @@ class Node(Processes):
         return f"{'https' if self.tls else 'http'}://{self.endpoint}"
 
     def launch(self) -> None:
-        """Returns at once: the first of three nodes is ready when the second one is."""
+        """Start the process and return at once: the first of three nodes is ready only when the second one is."""
         binary = find_binary("etcd")
         if binary is None:
             raise ServerMissing("no etcd: run `make servers`")
@@ -80,13 +80,13 @@ class Node(Processes):
         try:
             self.ask("kv/range", {"key": text("health"), "limit": 1})
         except urllib.error.HTTPError as refused:
-            return b"user name is empty" in refused.read()  # it wants a user: it has a leader
+            return b"user name is empty" in refused.read()  # The error asks for a user, so there is a leader.
         except OSError:
             return False
         return True
 
     def ask(self, path: str, request: dict[str, Any], token: str = "") -> dict[str, Any]:
-        """What etcd answers; HTTPError for a refusal."""
+        """Return etcd's answer; raise HTTPError for a refusal."""
         headers = {"Content-Type": "application/json", **({"Authorization": token} if token else {})}
         asked = urllib.request.Request(f"{self.url}/v3/{path}", json.dumps(request).encode(), headers)
         context = None
@@ -98,29 +98,29 @@ class Node(Processes):
         return found
 
     def freeze(self) -> None:
-        """It keeps its connections, and says nothing."""
+        """Suspend it: connections stay open without answers."""
         self.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
 
     def wiped(self) -> None:
-        """Killed, and everything that it had is gone."""
+        """Kill it and delete all its data."""
         self.kill()
         shutil.rmtree(self.data)
 
     def kept(self, copy: Path) -> None:
-        """Stopped, and its data copied: a backup."""
+        """Stop it and copy its data as a backup."""
         self.stop()
         shutil.copytree(self.data, copy)
 
     def restored(self, copy: Path) -> None:
-        """Killed, and its data set back to a copy."""
+        """Kill it and restore its data from a backup."""
         self.wiped()
         shutil.copytree(copy, self.data)
 
     def add_users(self, root: str, user: str, password: str, prefix: str) -> None:
-        """Authentication is on: root, and a user who may only what lies under the prefix."""
+        """Enable authentication: root, and a user whose access is limited to the prefix."""
         self.ask("auth/user/add", {"name": "root", "password": root})
         self.ask("auth/role/add", {"name": "root"})
         self.ask("auth/user/grant", {"user": "root", "role": "root"})
@@ -134,12 +134,12 @@ class Node(Processes):
 
 
 def node(directory: Path, tls: Certificates | None = None) -> Node:
-    """A cluster of one."""
+    """Run a cluster of one node."""
     return Node(directory, "n0", ports(1)[0], tls)
 
 
 def nodes(directory: Path, count: int = 3) -> list[Node]:
-    """A cluster of several, none of them started."""
+    """Return the nodes of a cluster of several, not started."""
     found = [Node(directory / f"n{index}", f"n{index}", pair) for index, pair in enumerate(ports(count))]
     for one in found:
         one.cluster = found
@@ -156,12 +156,12 @@ def register_url(*members: Node, prefix: str = "neve") -> str:
 
 
 def text(value: str) -> str:
-    """As the gateway wants keys and values."""
+    """Return the text as the gateway encodes keys and values."""
     return b64encode(value.encode()).decode()
 
 
 def certificates(directory: Path) -> Certificates:
-    """One authority, one pair for server and client, of 127.0.0.1."""
+    """Create one authority, and one pair for server and client of 127.0.0.1."""
     directory.mkdir(parents=True, exist_ok=True)
     names = Certificates(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
     new_key = "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"

@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 that answers S3 requests as a test decides: by key id, and with errors that it asks for."""
+"""A server on 127.0.0.1 that answers S3 requests as a test configures it: by key id, and with requested errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _KEY_ID = re.compile(r"Credential=([^/]+)/")
 
 
 class FakeS3:
-    """One bucket. `accepted` are the key ids that it knows; empty: all of them."""
+    """One bucket. `accepted` are the known key ids; empty: all of them."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.accepted: set[str] = set()
         self.refusal = (403, "ExpiredToken")
-        self.conflicts = 0  # conditional PUTs to be answered with 409
-        self.asked: list[tuple[str, str]] = []  # verb and key id of each request
+        self.conflicts = 0  # The number of conditional PUTs to be answered with 409.
+        self.asked: list[tuple[str, str]] = []  # Verb and key id of each request.
         self.endpoint = ""
 
     def url(self, prefix: str = "prefix") -> str:
@@ -37,7 +37,7 @@ def fake_s3() -> Iterator[FakeS3]:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *_: object) -> None:
-            """Tests look at `asked`."""
+            """Do nothing: tests inspect `asked`."""
 
         def _answer(self, status: int, body: bytes = b"", code: str = "", span: str = "") -> None:
             if code:
@@ -61,7 +61,7 @@ def fake_s3() -> Iterator[FakeS3]:
                 return self._answer(state.refusal[0], code=state.refusal[1])
             if self.command == "PUT":
                 return self._put(path, data)
-            if self.command == "POST":  # of several objects
+            if self.command == "POST":  # For several objects.
                 names = re.findall(r"<Key>([^<]+)</Key>", data.decode())
                 for name in names:
                     state.objects.pop(f"/bucket/{name}", None)

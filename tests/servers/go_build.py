@@ -1,8 +1,8 @@
-"""The servers that tests start: found, or built with Go into the cache where `infra.objects.s3_server` looks.
+"""Servers for tests: found, or built with Go into the cache where `infra.objects.s3_server` looks.
 
-Prometheus comes out of Debian's package (`tests/servers/debian_package.py`): to build it takes many minutes.
+Prometheus is taken from Debian's package (`tests/servers/debian_package.py`), because building it takes many minutes.
 
-python -m tests.servers.go_build [NAME …]     print the path of each (default: all), building what is not there
+python -m tests.servers.go_build [NAME …]     print the path of each (default: all), and build missing ones
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from tests.servers import debian_package
 
 
 class Source(NamedTuple):
-    """A package of a Go module. `go install` refuses a module that replaces others: such a one is required by ours."""
+    """A package of a Go module. `go install` refuses a module that replaces others, so a module of ours requires such a
+    one."""
 
     package: str
     version: str = "latest"
     is_required: bool = False
 
 
-#: Each server with what builds it.
+#: Each server with its source.
 SOURCES = {
     "minio": Source("github.com/minio/minio"),
     "versitygw": Source("github.com/versity/versitygw/cmd/versitygw"),
@@ -36,7 +37,7 @@ SOURCES = {
 
 
 def ensure(name: str, source: Source) -> Path:
-    """The binary: from PATH, from the cache, or built from source into the cache."""
+    """Return the binary: from PATH, from the cache, or built from source into the cache."""
     return find_binary(name) or _build(name, source)
 
 
@@ -47,7 +48,7 @@ def _build(name: str, source: Source) -> Path:
     wanted = f"{source.package}@{source.version}"
     _say(f"building {name} into {binary.parent} ({wanted}, with Go): some minutes, once")
     with tempfile.TemporaryDirectory(dir=binary.parent) as directory:
-        # Built apart and renamed: an interrupted build never leaves half a binary under the final name.
+        # Built apart and renamed: an interrupted build never leaves a partial binary under the final name.
         steps = [["install", wanted]]
         if source.is_required:
             out = str(Path(directory, name))
@@ -90,13 +91,13 @@ def _find_go(name: str) -> str:
 
 
 def _say(text: str) -> None:
-    """For the person who waits: nothing else is to be seen meanwhile."""
+    """Print progress, because a build takes long."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def main() -> None:
-    """Every name on the command line, or all."""
+    """Print the path of every named server, or of all."""
     for name in sys.argv[1:] or (*SOURCES, *debian_package.PROGRAMS):
         try:
             found = ensure(name, SOURCES[name]) if name in SOURCES else debian_package.ensure(name)

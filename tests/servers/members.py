@@ -1,4 +1,4 @@
-"""The members of a set, as controllers tell of them: each question is decided by one answer."""
+"""The members of a set, as controllers report them; each question is decided by one answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SYNC_STATE_DATA = 1006
 
 
 def told_by(controller: str, timeout: float = 30.0, name: str = NAME) -> dict[str, Any]:
-    """What the controller at an address says of a set; nothing while that is unknown, or while it can't be asked."""
+    """Return the controller's information about a set; empty while the set is unknown or the controller unreachable."""
     try:
         with Client(controller, timeout) as client:
             answer = client.ask(_SYNC_STATE_DATA, {}, json.dumps([name]).encode())
@@ -24,12 +24,12 @@ def told_by(controller: str, timeout: float = 30.0, name: str = NAME) -> dict[st
 
 
 def replicas_in(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All members, in sync or not."""
+    """Return all members, in sync or not."""
     return [*told.get("inSyncReplicas", ()), *told.get("notInSyncReplicas", ())]
 
 
 def in_sync_in(told: Mapping[str, Any]) -> set[str]:
-    """The addresses of those that are, and live."""
+    """Return the addresses of the living in-sync members."""
     return {one["brokerAddress"] for one in told.get("inSyncReplicas", ()) if one["alive"]}
 
 
@@ -45,33 +45,33 @@ T = TypeVar("T")
 
 
 class Members(Generic[M]):
-    """Of a set under controllers. Who is a member may change with every answer, so nobody is looked up in two."""
+    """Members of a set under controllers. Membership may change with every answer, so no lookup combines two."""
 
     def __init__(self, patience: float) -> None:
-        """`patience`: seconds until a role is taken."""
+        """Create the members; `patience` is the time limit for a role, in seconds."""
         self.members: list[M] = []
         self._patience = patience
 
     def told(self) -> dict[str, Any]:
-        """Of the set; nothing while it is unknown."""
+        """Return the controllers' information about the set; empty while it is unknown."""
         raise NotImplementedError
 
     def in_sync(self) -> set[str]:
-        """The addresses of those that are, and live."""
+        """Return the addresses of the living in-sync members."""
         return in_sync_in(self.told())
 
     @property
     def epoch(self) -> int:
-        """Of the master; −1 while nobody tells it."""
+        """Return the master's epoch; −1 while it is unknown."""
         return int(self.told().get("masterEpoch", -1))
 
     @property
     def master(self) -> M:
-        """Who is elected."""
+        """Return the elected member."""
         return self._found(self._elected, "a master is elected")
 
     def master_after(self, former: M) -> M:
-        """Another one, once it is elected."""
+        """Wait for another master, and return it."""
 
         def another() -> M | None:
             found = self._elected()
@@ -81,12 +81,12 @@ class Members(Generic[M]):
 
     @property
     def slaves(self) -> list[M]:
-        """The others."""
+        """Return the other members."""
         master = self.master
         return [member for member in self.members if member is not master]
 
     def id_of(self, member: M) -> int:
-        """What the controllers gave it."""
+        """Return the id that the controllers assigned."""
 
         def known() -> int | None:
             numbers = {one["brokerAddress"]: int(one["brokerId"]) for one in replicas_in(self.told())}
@@ -95,7 +95,7 @@ class Members(Generic[M]):
         return self._found(known, f"{member.broker} is known")
 
     def wait_until_in_sync(self, *members: M) -> None:
-        """These, and no others."""
+        """Wait until exactly these members are in sync."""
         wanted = {member.broker for member in members}
         wait_until(lambda: self.in_sync() == wanted, f"{wanted} are in sync", self._patience)
 
@@ -104,7 +104,7 @@ class Members(Generic[M]):
         return next((member for member in self.members if member.broker == address), None)
 
     def _found(self, look: Callable[[], T | None], what: str) -> T:
-        """What the first look finds that finds something."""
+        """Repeat the lookup until it finds something, and return that."""
         found: list[T] = []
 
         def is_found() -> bool:

@@ -1,4 +1,4 @@
-"""A broker set under Apache's controllers or neve's, as processes: neve's brokers as members, Apache's, or both."""
+"""A broker set under Apache's or neve's controllers, as processes: neve's brokers as members, Apache's, or both."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.waiting import wait_until
 
 FILE_SIZE = 16 << 20
 _HA_STATUS, _ELECT = 907, 1002
-_CHANGE_S = 90.0  # an Apache broker hears of its master's HA port each ten seconds; the machine is shared
+_CHANGE_S = 90.0  # An Apache broker learns its master's HA port every ten seconds, and the machine is shared.
 
 Broker = Serving | ApacheMember
 
 
 class Under(Enum):
-    """Whose controllers elect, and where they are."""
+    """The kind of controllers that elect, and their location."""
 
     APACHE = "Apache's"
     APACHE_IN_NAMESRV = "Apache's in its name server"
@@ -34,7 +34,7 @@ class Under(Enum):
 
 
 class MixedSet(Members[Broker]):
-    """`neves` brokers of neve's and `apaches` of Apache's in one set, on ports that each keeps over a restart.
+    """`neves` neve brokers and `apaches` Apache brokers in one set, whose ports stay the same over restarts.
 
     Usage:
         with MixedSet(directory, neves=2, apaches=1) as brokers:
@@ -51,7 +51,8 @@ class MixedSet(Members[Broker]):
         under: Under = Under.APACHE,
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        """`settings` are of neve's brokers. The first broker that is started is master: Apache's, where there are.
+        """Create a set; `settings` are for neve's brokers. The first started broker is master: an Apache broker, if
+        there is one.
 
         Several `controllers` are Apache's.
         """
@@ -59,8 +60,8 @@ class MixedSet(Members[Broker]):
         self._directory, self._controller_count, self._under = directory, controllers, under
         self._counts = {"apache": apaches, "neve": neves}
         self._settings = settings or {}
-        self.controllers: list[ApacheController] = []  # neve's own are not among them
-        self.addresses: list[str] = []  # of all controllers
+        self.controllers: list[ApacheController] = []  # Except neve's own.
+        self.addresses: list[str] = []  # The addresses of all controllers.
         self.name_server: Serving | ApacheNameServerAndController
         self._stack = ExitStack()
 
@@ -101,7 +102,7 @@ class MixedSet(Members[Broker]):
             self.addresses = [controller.address for controller in self.controllers]
 
     def apache(self, name: str) -> ApacheMember:
-        """A member of Apache's; not started."""
+        """Return an Apache member, not started."""
         return ApacheMember(
             self._directory / name,
             namesrv=self.name_server.namesrv,
@@ -111,7 +112,7 @@ class MixedSet(Members[Broker]):
         )
 
     def neve(self, name: str, **settings: object) -> Serving:
-        """A member of neve's; not started."""
+        """Return a neve member, not started."""
         port, ha_port, admin_port = free_ports(3)
         own: dict[str, object] = {
             "storePathRootDir": self._directory / name / "store",
@@ -130,16 +131,16 @@ class MixedSet(Members[Broker]):
         }
         return Serving(self._directory / name, "broker", *settings_as_options({**own, **self._settings, **settings}))
 
-    # -- what the controllers say
+    # -- information from the controllers
 
     @override
     def told(self) -> dict[str, Any]:
-        """Of the set, by the one that leads; nothing while it is unknown, or none leads."""
+        """Return the leading controller's information about the set; empty while it is unknown, or without leader."""
         return next(filter(None, map(told_by, self.addresses)), {})
 
     @property
     def leader(self) -> ApacheController:
-        """Of the controllers."""
+        """Return the leading controller."""
 
         def leading() -> ApacheController | None:
             return next((one for one in self.controllers if one.roots and one.leads()), None)
@@ -147,31 +148,31 @@ class MixedSet(Members[Broker]):
         return self._found(leading, "a controller leads")
 
     def elect(self, member: Broker) -> None:
-        """As `mqadmin electMaster` does."""
+        """Elect a member, as `mqadmin electMaster` does."""
         own = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": self.id_of(member)}
         with Client(self.addresses[0] if self._under is Under.NEVE else self.leader.address) as client:
             client.ask(_ELECT, {**own, "designateElect": "true"})
 
 
 def store_of(member: Broker) -> Path:
-    """Its data directory."""
+    """Return the member's data directory."""
     return member.directory / "store"
 
 
 def log_of(member: Broker) -> bytes:
-    """Its files, one after the other; what nobody has written is zero."""
+    """Return the concatenated log files; unwritten space is zero."""
     return b"".join(path.read_bytes() for path in sorted((store_of(member) / "commitlog").iterdir()))
 
 
 def end_of(member: Broker) -> int:
-    """Of its log, as `mqadmin haStatus` shows it."""
+    """Return the log end offset, as `mqadmin haStatus` shows it."""
     with Client(member.broker) as client:
         told = json.loads(client.ask(_HA_STATUS, {}).body)
     return int(told["masterCommitLogMaxOffset"] if told["master"] else told["haClientRuntimeInfo"]["maxOffset"])
 
 
 def assert_same_logs(master: Broker, *slaves: Broker) -> None:
-    """Byte by byte, once all are where the master is."""
+    """Assert byte-identical logs, once all members have caught up with the master."""
     wait_until(lambda: {end_of(slave) for slave in slaves} == {end_of(master)}, "all have all of the log", _CHANGE_S)
     end, wanted = end_of(master), log_of(master)
     assert end > 0

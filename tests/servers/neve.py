@@ -1,4 +1,4 @@
-"""neve's own servers as processes: `neve up`, and any other verb that serves."""
+"""Neve's own servers as processes: `neve up`, and any other command that serves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ADMIN_S = 120.0
 
 
 def settings_as_options(settings: Mapping[str, object]) -> list[str]:
-    """`--set key=value` for each."""
+    """Return `--set key=value` for each setting."""
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
 class Serving(Processes):
-    """`neve VERB …` over `directory`, ready when its JSON line is there; it may be started again after its end.
+    """`neve VERB …` in `directory`, ready once it prints its JSON line; it may be started again after its end.
 
     Usage:
         with Serving(directory, "namesrv", *settings_as_options({"listenPort": 0})) as server:
@@ -73,22 +73,22 @@ class Serving(Processes):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The broker's."""
+        """Return the broker's host:port."""
         host, _, port = self.broker.rpartition(":")
         return host, int(port)
 
     def get(self, path: str) -> str:
-        """A page of the admin port."""
+        """Return a page of the admin port."""
         with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=_ADMIN_S) as page:
             return str(page.read().decode())
 
     def post(self, path: str) -> list[dict[str, Any]]:
-        """What the admin port tells of an order, an event a line."""
+        """Return the events with which the admin port answers a command, one per line."""
         with urllib.request.urlopen(post_request(f"http://{self.admin}{path}"), timeout=_ADMIN_S) as answer:
             return [json.loads(line) for line in answer if line.strip()]
 
     def metric(self, name: str) -> float:
-        """What the admin port says now of a series without labels."""
+        """Return the current value of a series without labels."""
         for line in self.get("/metrics").splitlines():
             series, _, value = line.rpartition(" ")
             if series == name:
@@ -97,9 +97,9 @@ class Serving(Processes):
 
 
 class NeveServer(Serving):
-    """`neve up` on free ports, which it keeps over a restart; its data is below `directory`.
+    """`neve up` on free ports, which stay the same over a restart; its data are below `directory`.
 
-    Start it again after `kill` or `stop` to find out what the disk still knows.
+    Start it again after `kill` or `stop` to check its recovery.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class NeveServer(Serving):
         own_session: bool = True,
     ) -> None:
         data = directory / "data"
-        self.store = store or f"dir:{data}/archive"  # the default of `neve up`
+        self.store = store or f"dir:{data}/archive"  # The default of `neve up`.
         namesrv_port, port = free_ports(2)
         options = ["--data", str(data), "--namesrv-port", str(namesrv_port), "--port", str(port)]
         options += ["--store", store] if store is not None else []
         options += [*settings_as_options(settings or {}), *arguments]
         super().__init__(directory, "up", *options, own_session=own_session)
-        # known before it is ready
+        # Known before the server is ready.
         self.ready = {"namesrv": f"127.0.0.1:{namesrv_port}", "broker": f"127.0.0.1:{port}"}

@@ -1,7 +1,7 @@
-"""Servers as processes of their own: how tests and measurements start them, stop them and read their logs.
+"""Servers as separate processes: how tests and measurements start and stop them and read their logs.
 
-Ports are free ones on loopback. Each process has a session of its own and is ended by its id, with what it started. A
-`with` that fails tells the end of the log.
+Ports are free ones on loopback. Each process has its own session and is ended by its id, together with its children. If
+a `with` block fails, the end of the log is shown.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import psutil
 
 _READY_S = 60.0
 _STOP_S = 60.0
-_TOLD = 4000  # characters of a log
+_TOLD = 4000  # In characters of the log.
 _LOWEST_PORT, _EPHEMERAL, _REGION = 20_000, 32_768, 500
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, with port − 2 free as well: RocketMQ clients may go to a broker's VIP port.
+    """Return ports that are free now, with port − 2 free as well: RocketMQ clients may connect to a broker's VIP port.
 
-    Nobody else gets one of them: they lie below those that the system gives to whoever connects, and in a region that
-    is this process's alone. Two below each is a port that is never given.
+    No other process gets them: they are below the system's ephemeral ports, and in a range that is reserved for this
+    process. Port − 2 is never returned itself.
     """
     found = list[int]()
     for _ in range(_REGION):
@@ -45,10 +45,10 @@ def free_ports(count: int) -> list[int]:
 
 
 class _Region:
-    """Ports that no other process of tests draws from, as long as this one lives."""
+    """A range of ports that no other test process uses while this one lives."""
 
     def __init__(self) -> None:
-        # A name in the system's memory, of the same network namespace as the ports; it goes with its process.
+        # An abstract socket name, in the same network namespace as the ports; it ends with its process.
         self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         starts = [*range(_LOWEST_PORT, _EPHEMERAL - _REGION, _REGION)]
         shift = os.getpid() % len(starts)
@@ -66,19 +66,19 @@ class _Region:
         return True
 
     def next_port(self) -> int:
-        """All of them in turn: one that was given a moment ago may not be used yet."""
+        """Return the ports in rotation, because a recently returned one may not be in use yet."""
         with self._turn:
             return next(self._ports)
 
 
 @cache
 def _region(_process: int) -> _Region:
-    """One that was forked has a region of its own."""
+    """Return the region of this process; a forked process has its own."""
     return _Region()
 
 
 def _is_free(port: int) -> bool:
-    """On all addresses."""
+    """Return whether the port is free on all addresses."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))
@@ -88,7 +88,7 @@ def _is_free(port: int) -> bool:
 
 
 def accepts(address: str) -> bool:
-    """Whether something listens there."""
+    """Return whether a server listens there."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         probe.settimeout(1.0)
@@ -96,14 +96,15 @@ def accepts(address: str) -> bool:
 
 
 class NotReady(Exception):
-    """A server that ended, or said nothing, instead of being there; with the end of its log."""
+    """A server ended, or printed nothing, instead of becoming ready; the message has the end of its log."""
 
 
 class Processes:
     """The processes of one server: ended or killed together, their CPU time summed."""
 
     def __init__(self, directory: Path, *, own_session: bool = True) -> None:
-        """`own_session`: Linux may weigh sessions before it weighs processes; priorities count within one."""
+        """Create them; `own_session` matters because Linux may schedule sessions before processes, so priorities count
+        within one."""
         self.directory = directory
         self._popen = {"start_new_session": True} if own_session else {"process_group": 0}
         self.roots: list[subprocess.Popen[str]] = []
@@ -123,7 +124,7 @@ class Processes:
         return process
 
     def first_line(self, process: subprocess.Popen[str], log: str) -> dict[str, Any]:
-        """The JSON line by which a server says that it is ready; one that doesn't is killed, its log told."""
+        """Return the JSON line that reports readiness; without it, kill the server and raise with its log."""
         assert process.stdout is not None
         out = process.stdout
         lines: list[str] = []
@@ -137,11 +138,11 @@ class Processes:
         return ready
 
     def log(self, name: str = "neve.log") -> str:
-        """What it has written so far."""
+        """Return the log so far."""
         return (self.directory / name).read_text(errors="replace")
 
     def alive(self) -> list[psutil.Process]:
-        """All its processes."""
+        """Return all running processes."""
         found: list[psutil.Process] = []
         for root in self.roots:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -150,7 +151,7 @@ class Processes:
         return found
 
     def cpu_seconds(self) -> float:
-        """User and system time; what ended workers used is in their parent's children times."""
+        """Return user and system time; that of ended workers is in their parent's children times."""
         total = 0.0
         for process in self.alive():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -159,13 +160,13 @@ class Processes:
         return total
 
     def signal(self, number: int) -> None:
-        """To those that were started, not to what they started."""
+        """Signal the started processes, not their children."""
         for root in self.roots:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(root.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to all of them at once, the way a machine's owner pulls the plug on a program."""
+        """SIGKILL all of them at once."""
         self._kill_all(self.alive())
         self._reap()
 
@@ -173,12 +174,13 @@ class Processes:
         for root in self.roots:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(root.pid, signal.SIGKILL)
-        for victim in victims:  # a worker may have a session of its own
+        for victim in victims:  # A worker may have its own session.
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
 
     def stop(self) -> int:
-        """SIGTERM, last started first; SIGKILL for what does not end. Returns the exit status of the last started."""
+        """SIGTERM in reverse order of starting, SIGKILL after a time-out. Return the exit status of the last started
+        one."""
         status, started = 0, self.alive()
         for root in reversed(self.roots):
             with contextlib.suppress(ProcessLookupError):
@@ -199,14 +201,14 @@ class Processes:
         self.roots.clear()
 
     def start(self) -> Self:
-        """Returns once it serves."""
+        """Start the server; return once it serves."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
         try:
             return self.start()
         except BaseException:
-            self.kill()  # what was started must not outlive what it was started for
+            self.kill()  # Started processes must not outlive their test.
             raise
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:

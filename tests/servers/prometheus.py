@@ -1,4 +1,4 @@
-"""A Prometheus on loopback: it scrapes, evaluates the rules that it is given, and is asked."""
+"""A Prometheus on loopback that scrapes targets, evaluates given rules, and answers queries."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _READY_S = 60.0
 
 
 class QueryFailed(Exception):
-    """What Prometheus says of an expression that it can't evaluate."""
+    """Prometheus cannot evaluate an expression; the message is its error."""
 
 
 class Prometheus(Processes):
-    """Scrapes each three seconds: on a crowded machine an answer takes its time."""
+    """Scrapes every three seconds, because answers are slow on a busy machine."""
 
     def __init__(self, directory: Path, targets: Mapping[str, Sequence[str]], rules: Sequence[Path] = ()) -> None:
-        """`targets`: addresses by job."""
+        """Create it; `targets` are addresses by job."""
         super().__init__(directory)
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
-        self._config = directory / "prometheus.json"  # YAML, too
+        self._config = directory / "prometheus.json"  # JSON is valid YAML.
         jobs = [
             {"job_name": job, "static_configs": [{"targets": list(addresses)}]} for job, addresses in targets.items()
         ]
@@ -55,23 +55,23 @@ class Prometheus(Processes):
         try:
             with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=_READY_S) as answer:
                 return bool(answer.status == 200)
-        except (urllib.error.URLError, ConnectionError):  # it reads its series first
+        except (urllib.error.URLError, ConnectionError):  # It reads its series first.
             return False
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Each series with its labels and its value now. QueryFailed."""
+        """Return each series with its labels and current value; raise QueryFailed."""
         result = self._ask("query", query=expression)["result"]
         assert isinstance(result, list), result
         return result
 
     def value(self, expression: str) -> float | None:
-        """Of the only series; None: there is none."""
+        """Return the value of the only series, or None if there is none."""
         found = self.query(expression)
         assert len(found) <= 1, found
         return float(found[0]["value"][1]) if found else None
 
     def rules(self) -> list[dict[str, Any]]:
-        """Each with its state and health."""
+        """Return each rule with its state and health."""
         return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
 
     def _ask(self, what: str, **query: str) -> dict[str, Any]:

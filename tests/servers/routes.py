@@ -1,4 +1,4 @@
-"""What a name server tells of a topic, as soon as it does: a broker answers who makes one before it tells of it."""
+"""Wait for the route of a topic: a broker answers a creation before it registers the topic with the name server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.waiting import until
 
 
 async def is_routed(client: AsyncClient, topic: str, queues: int) -> None:
-    """Returns when the name server would send a client to so many queues of it."""
+    """Return when the name server routes clients to this number of queues."""
 
     async def is_told() -> bool:
         try:

@@ -1,4 +1,4 @@
-"""A schema registry in this process: what Confluent's answers to who only reads, on a free port of loopback."""
+"""A schema registry in this process: the read requests of Confluent's registry, on a free loopback port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class SchemaRegistry:
-    """`put` registers; `asked` counts requests by path; so many of the next ones are answered `failing` says."""
+    """`put` registers a schema; `asked` counts requests by path; `failing` has the statuses of the next answers."""
 
     def __init__(self, credentials: str | None = None) -> None:
         self._credentials = credentials
@@ -48,7 +48,7 @@ class SchemaRegistry:
         kind: str = "AVRO",
         references: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        """Of Avro a schema has no `schemaType`, and without references none are told, as Confluent's does."""
+        """Register a schema. Like Confluent's, Avro has no `schemaType`, and empty references are omitted."""
         told: dict[str, Any] = {"schema": schema}
         told |= {} if kind == "AVRO" else {"schemaType": kind}
         told |= {"references": list(references)} if references else {}
@@ -90,6 +90,6 @@ class SchemaRegistry:
                 self.wfile.write(data)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nobody reads it."""
+                """Do nothing: the log is not used."""
 
         return Handler

@@ -1,4 +1,4 @@
-"""Spark's standalone cluster from the scripts of pyspark's own package: a master and workers, each a process."""
+"""Spark's standalone cluster from the scripts of pyspark's own package: processes of a master and workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_S = 120.0
 
 
 class SparkCluster(Processes):
-    """Workers of one core each. A worker's directory, its temporary files and those of its executors are its own."""
+    """Workers of one core each, with separate directories and temporary files for each worker and its executors."""
 
     def __init__(self, directory: Path, workers: int = 2) -> None:
         super().__init__(directory)
@@ -51,7 +51,7 @@ class SparkCluster(Processes):
         return self
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL to it and to its executors, with their Pythons."""
+        """SIGKILL a worker and its executors with their Python processes."""
         worker = psutil.Process(self.workers[number].pid)
         for process in (worker, *worker.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,6 +1,6 @@
-"""Spark's own reader of Delta tables, for tests: run by a Python that has the PySpark and the delta-spark of one Spark.
+"""Spark's own reader of Delta tables, for tests: run by a Python with matching PySpark and delta-spark.
 
-A query a line comes in; its rows go out, as JSON, or the text of the error that it ended with.
+It reads one query per line and writes the rows as JSON, or the text of the error.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pyspark.sql import SparkSession
 _CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
-    "spark.databricks.delta.snapshotPartitions": "1",  # of a table of some dozen files
+    "spark.databricks.delta.snapshotPartitions": "1",  # For a table of some dozen files.
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 
 
 def main() -> None:
-    """Until the input ends."""
+    """Answer queries until the input ends."""
     builder = SparkSession.builder.master("local[1]")
     for key, value in _CONF.items():
         builder = builder.config(key, value)

@@ -1,4 +1,4 @@
-"""The Versity S3 gateway over a directory: a second implementation of S3 beside MinIO."""
+"""The Versity S3 gateway on a directory: a second implementation of S3 besides MinIO."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from infra.objects.s3_server import Launch, Program, S3Server
 
 
 def _arguments(launch: Launch) -> list[str]:
-    sidecar = launch.directory / "metadata"  # beside the objects: not every file system has extended attributes
+    # Beside the objects, because not every file system has extended attributes.
+    sidecar = launch.directory / "metadata"
     sidecar.mkdir(exist_ok=True)
     return ["--port", launch.address, "--quiet", "posix", "--sidecar", str(sidecar), str(launch.data)]
 
@@ -21,12 +22,12 @@ def _environment(launch: Launch) -> dict[str, str]:
     return {"ROOT_ACCESS_KEY": launch.access_key, "ROOT_SECRET_KEY": launch.secret_key}
 
 
-# It has no page for health without a signature; that it refuses one says that it listens.
+# It has no health page without a signature; a refusal shows that it listens.
 PROGRAM = Program("versitygw", _arguments, _environment, "/", HTTPStatus.FORBIDDEN)
 
 
 @contextmanager
 def running(directory: Path, port: int = 0, keys: tuple[str, str] | None = None) -> Iterator[S3Server]:
-    """A private instance over `directory`; with its old port and keys, it is back."""
+    """Run a private instance on `directory`; with the same port and keys it replaces a former one."""
     with s3_server.running(PROGRAM, directory, port, keys) as server:
         yield server

@@ -1,6 +1,6 @@
-"""Sends the windows to a topic as JSON. Each is sent at least once; those of one tag keep their order.
+"""Send the windows to a topic as JSON. Each is sent at least once; those of one tag keep their order.
 
-Windows that a killed run sent already have the same property NEVE_SINK when the next run sends them again.
+Windows that a killed run has already sent have the same property NEVE_SINK when the next run sends them again.
 """
 
 from pyspark import pipelines as dp

@@ -566,7 +566,7 @@ class World:
             return
         ids = {machine.disk.saved.broker_id for machine in self.machines.values()}
         gone = [broker_id for broker_id in value.ids if broker_id not in ids]
-        # Its disk has them, so no wait is needed. One by one, because another one may have to stay.
+        # The disk of each is gone, so waiting is useless. One by one, because another one may have to stay.
         for broker_id in gone:
             clean = decision.CleanBrokerData(NAME, str(broker_id))
             self.dice.choice(list(self.controllers.values())).handle(clean, lambda answer: None)
