@@ -1,10 +1,11 @@
-"""The archive: offload, cold read, Spark scan, each beside the plainest way to do the same work.
+"""The archive: offload, cold read and Spark scan, each compared with the simplest way to do the same work.
 
-    offload      wire bytes put into the archive, for each CPU-second of the broker and its workers
-    cold read    a consumer behind the eviction, beside range GETs of the same row groups and nothing else
-    Spark scan   the topic through neve.spark, beside one Parquet file with the same rows
+    offload      wire bytes archived per CPU-second of the broker and its workers
+    cold read    a consumer of evicted messages, compared with range GETs of the same row groups and nothing else
+    Spark scan   the topic through neve.spark, compared with one Parquet file of the same rows
 
-The messages are 1 KiB of text that compresses about two to one. Directory store; --minio takes a private MinIO instead.
+The messages are 1 KiB of text that compresses about two to one. Directory store; --minio starts a private MinIO
+instead.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MB = 1e6
 
 
 class TextFrames(SendFrames):
-    """Frames whose bodies differ: slices of a pool of random hexadecimal text."""
+    """Frames with different bodies: slices of a pool of random hexadecimal text."""
 
     def __init__(self, topic: str, size: int) -> None:
         super().__init__(topic, b"x" * size, QUEUES)
@@ -64,7 +65,7 @@ async def fill(broker: str, count: int, topic: str = TOPIC) -> None:
 
 @contextmanager
 def store_url(root: Path, *, with_minio: bool) -> Iterator[tuple[str, int | None]]:
-    """With the store's process where it has one."""
+    """Return the URL of the store, and its process if it has one."""
     if not with_minio:
         yield f"dir:{root / 'archive'}", None
         return
@@ -87,7 +88,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def range_gets(url: str, catalog: Catalog) -> None:
-    """Every row group once, its bytes thrown away."""
+    """Read every row group once, and discard its bytes."""
     store = open_store(url)
     for name in catalog.objects(TOPIC):
         for group in name.row_groups:
@@ -140,7 +141,7 @@ def measure_spark(url: str, catalog: Catalog, root: Path, wire: int, repeat: int
     }
     speeds: dict[str, list[float]] = {name: [] for name in scans}
     for scan in scans.values():
-        scan()  # the JVM is warm after one
+        scan()  # The JVM is warm after one run.
     for _ in range(repeat):
         for name, scan in scans.items():
             speeds[name].append(wire / _MB / timed(scan))

@@ -1,9 +1,9 @@
-"""What authentication costs: the same sends of 1 KiB to two brokers on one machine, one of which asks who signed them.
+"""The cost of authentication: the same sends of 1 KiB to two brokers on one machine, one of which requires signatures.
 
-Both have default settings but for that (authentication and authorization, and a user whose policy allows the topic, as
-an application has it), and archive nothing meanwhile. Frames are cut and signed beforehand and pipelined over one
-connection; windows alternate. The figure is messages for each CPU-second of the broker, and the cost how many times an
-unsigned send's CPU a signed one takes: the median of pairs of windows, one right after the other.
+Otherwise both have default settings (authentication and authorization, and a user whose policy allows the topic, like
+an application's), and do not archive meanwhile. Frames are built and signed beforehand and pipelined over one
+connection; windows alternate. The figure is messages per CPU-second of the broker, and the cost is the ratio of the CPU
+times of a signed and an unsigned send: the median of pairs of consecutive windows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 def add_user(broker: str) -> None:
-    """An application's, which may send to one topic."""
+    """Add an application's user, which may send to one topic."""
     subject = f"User:{USER.name}"
     rules = {"policies": [{"policyType": "Custom", "entries": [{"resource": f"Topic:{TOPIC}", "actions": ["Pub"]}]}]}
     with Client(broker, signer=ADMIN) as client:

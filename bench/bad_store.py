@@ -1,13 +1,13 @@
-"""A store that has bad days, for measurements: in front of a real one, by lines on its input.
+"""A store with faults, for measurements: a proxy in front of a real one, controlled by lines on its input.
 
     python -m bench.bad_store PORT HOST:PORT
 
-    well    what comes is passed on both ways
-    slow    what a client sends is passed on two seconds later
+    well    bytes are forwarded both ways
+    slow    a client's bytes are forwarded two seconds later
     503     every request is answered with 503 SlowDown, at once
-    away    connections are taken, and nothing is ever answered
+    away    connections are accepted, and nothing is ever answered
 
-Another word ends the connections of the one before: who waited for an answer learns that there is none.
+Another word closes the connections of the previous one, so that waiting clients learn that no answer will arrive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REFUSAL = b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-
 
 
 class BadStore:
-    """`mood` is one of the words."""
+    """A proxy; `mood` is one of the words."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -83,7 +83,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, afte
 
 
 def content_length(head: bytes) -> int:
-    """How many bytes of a body come behind this head of a request."""
+    """Return the number of body bytes that follow this request head."""
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":

@@ -34,20 +34,20 @@ WARM_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A window of the steady sender; times of a message."""
+    """A window of the steady sender; latencies of a message."""
 
     p99_ms: float
-    sender_us: float  # of a processor
-    broker_us: float  # of a processor, also for what it did besides
+    sender_us: float  # The busy share of a processor.
+    broker_us: float  # The busy share of a processor, including its other work.
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
     """A window of the producer."""
 
-    rate: float  # messages a second
-    producer_us: float  # of a processor for a message
-    broker_share: float  # of one processor
+    rate: float  # In messages per second.
+    producer_us: float  # Processor time per message.
+    broker_share: float  # Share of one processor.
 
     def broker_us(self, others: float = 0.0) -> float:
         """Return the processor time for a message, with `others` a second beside those of the producer."""
@@ -56,7 +56,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The windows that took turns."""
+    """Alternating windows."""
 
     sender_alone: Sent
     producer_alone: Produced
@@ -71,7 +71,8 @@ class Bench:
         self._server, self._rate, self._in_flight, self._seconds = server, rate, in_flight, seconds
 
     def round(self) -> Round:
-        """In the window of both the sender begins when the producer is warm, and runs for as long as its window."""
+        """Measure one round. With both, the sender begins when the producer is warm, and runs for as long as its
+        window."""
         settle([self._server])
         sender = self._sender()
         _begin(sender)
@@ -84,7 +85,7 @@ class Bench:
         return Round(sender_alone, producer_alone, self._finish(sender), produced)
 
     def _sender(self) -> subprocess.Popen[str]:
-        """Connected, and not sending yet."""
+        """Return a connected sender that is not sending yet."""
         command = [sys.executable, "-m", "bench.open_load", "send", self._server.broker, STEADY]
         numbers = map(str, (SIZE, self._rate, WARM_S, self._seconds))
         process = subprocess.Popen([*command, *numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -130,7 +131,7 @@ def _begin(sender: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def placed(pinned: bool) -> Iterator[Callable[[], None]]:
-    """Place what starts on the broker's processor; the function that is yielded places all later ones on another."""
+    """Place started processes on the broker's processor; the yielded function places all later ones on another."""
     allowed = sorted(os.sched_getaffinity(0))
     if pinned and len(allowed) < 2:
         raise SystemExit("--pin needs two processors")

@@ -1,13 +1,13 @@
-"""The archive's catalog at three sizes: what an object costs in memory, a start, a question, and a checkpoint.
+"""The archive's catalog at three sizes: the cost of an object in memory, at a start, in queries and in checkpoints.
 
-    bytes/object    resident memory that the catalog took, over its objects
-    apply           CPU time for each object of a COMMIT
-    checkpoint      bytes of its packs and of its head, and the CPU time to write them, where there was none before
-    next            the same of the next one, when one object of one topic in a hundred has come
-    restore         CPU time from a checkpoint's bytes to a catalog that can be asked
-    first           CPU time of the first question for an offset of a topic
+    bytes/object    resident memory of the catalog per object
+    apply           CPU time per object of a COMMIT
+    checkpoint      bytes of its packs and of its head, and the CPU time to write them, without a previous one
+    next            the same for the next one, after one new object in one of a hundred topics
+    restore         CPU time from a checkpoint's bytes to a usable catalog
+    first           CPU time of the first query for an offset of a topic
 
-Objects of eight queues, 100 of each topic, in rounds that take all topics. Each size is a process of its own.
+Objects have eight queues; each topic has 100, in rounds over all topics. Each size runs in its own process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from neve.archive.format.keys import data_key
 
 QUEUES = 8
 OF_TOPIC = 100
-BATCH = 256  # names of a COMMIT
+BATCH = 256  # The number of names in a COMMIT.
 SIZES = (10_000, 100_000, 1_000_000)
 _HOUR = 3_600_000
 _BEGIN = 1_767_225_600_000
@@ -41,7 +41,7 @@ _PAGE = 4096
 
 
 def rounds(topics: int, hours: int = OF_TOPIC + 1) -> Iterator[CommittedObject]:
-    """An object of each topic each hour."""
+    """Yield an object of each topic each hour."""
     random = Random(1)
     offsets = [[random.randrange(1_000_000) for _ in range(QUEUES)] for _ in range(topics)]
     place = 1 << 30
@@ -87,7 +87,7 @@ def _name(
 
 
 def measure(objects: int) -> dict[str, float]:
-    """One size, in this process."""
+    """Measure one size in this process."""
     topics = objects // OF_TOPIC
     catalog, batch = Catalog(), list[CommittedObject]()
     gc.collect()
@@ -142,7 +142,7 @@ class _Written(NamedTuple):
 
 
 def _write(catalog: Catalog, packs: dict[PackName, bytes]) -> _Written:
-    """A checkpoint, as a broker writes it."""
+    """Write a checkpoint like a broker."""
     seq, mine = catalog.next_seq - 1, dict[PackName, bytes]()
     began = time.process_time()
     written = catalog.write_checkpoint("broker-a", lambda number, data: mine.update({PackName(seq, number): data}))
@@ -160,7 +160,7 @@ def _apply(catalog: Catalog, names: list[CommittedObject]) -> float:
 
 
 def resident() -> int:
-    """Bytes of this process."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
 
 

@@ -1,14 +1,14 @@
-"""An archive's catalog over a store: what it takes from a process's start to its first answer, at three sizes.
+"""An archive's catalog on a store: the time from a process's start to its first answer, at three sizes.
 
     plan     a reader of one topic: `neve.archive.open(url).keys(topic)`, as a Spark driver plans
-    start    a broker's catalog with its local copy, up to where a first cold read finds its row group
-    bare     the same with an empty data directory: all of it comes from the store
+    start    a broker's catalog with its local copy, until a first cold read finds its row group
+    bare     the same with an empty data directory: everything is read from the store
     whole    a reader that goes through all topics
 
-Each is a process of its own: seconds on the clock since its start, imports with them, and of CPU; requests by kind, MB
-that they brought, and MB of resident memory in the end. A private MinIO; --dir takes a directory instead. Objects as in
-`bench.catalog`, 100 of each topic, and behind the checkpoint 128 entries: rounds of 256 names. The entries before it
-stand as empty ones, nobody reads them.
+Each runs in its own process. Printed are wall seconds since its start, including imports, and CPU seconds; requests by
+kind and the MB that they transferred; and MB of resident memory at the end. The store is a private MinIO; --dir uses a
+directory instead. Objects are as in `bench.catalog`, 100 of each topic, with 128 entries after the checkpoint: rounds
+of 256 names. The entries before it are empty, because they are not read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from neve.entropy import system_entropy
 
 BROKER = "broker-a"
-TAIL = 64  # rounds behind the checkpoint, of an INTENT and a COMMIT
+TAIL = 64  # Rounds after the checkpoint, each of an INTENT and a COMMIT.
 _MB = 1e6
 
 
@@ -58,7 +58,7 @@ _MB = 1e6
 
 
 def fill(store: ObjectStore, objects: int) -> None:
-    """Names without their objects: no question here is for a row."""
+    """Write names without their objects, because no query reads a row."""
     topics = objects // OF_TOPIC
     coming = rounds(topics, OF_TOPIC + TAIL * BATCH // topics + 1)
     catalog = Catalog()
@@ -99,11 +99,11 @@ def _keep(store: ObjectStore, key: str, data: bytes) -> None:
     store.put(key, data, if_absent=True)
 
 
-# ---- one question, in a process of its own
+# ---- one query, in its own process
 
 
 class Counted:
-    """A reader's source, with what it is asked."""
+    """A reader's source that counts its requests."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -123,7 +123,7 @@ class Counted:
 
 
 def plan(url: str, topic: str, *, whole: bool) -> dict[str, Any]:
-    """What a reader does."""
+    """Plan like a reader."""
     from neve.archive.read.reader import Archive  # noqa: PLC0415 - what it loads counts
     from neve.archive.store.source import open_source  # noqa: PLC0415
 
@@ -135,7 +135,7 @@ def plan(url: str, topic: str, *, whole: bool) -> dict[str, Any]:
 
 
 def start(url: str, topic: str, directory: Path) -> dict[str, Any]:
-    """What a broker's start does for its catalog."""
+    """Build the catalog like a broker's start."""
     from tiered.journal.identity import IdentityFile  # noqa: PLC0415
     from tiered.journal.local_journal import LocalJournal  # noqa: PLC0415
     from tiered.journal.tail import JournalTail  # noqa: PLC0415
@@ -155,7 +155,7 @@ def start(url: str, topic: str, directory: Path) -> dict[str, Any]:
     return {"requests": dict(source.requests), "MB": source.bytes / _MB}
 
 
-# ---- all of it
+# ---- everything
 
 
 def measure(url: str, objects: int, directory: Path, environment: dict[str, str]) -> None:
@@ -183,7 +183,7 @@ def main() -> None:
         what, url, topic, directory = options.what
         local = Path(directory)
         found = start(url, topic, local) if what in {"start", "bare"} else plan(url, topic, whole=what == "whole")
-        # The clock is the machine's own, the same in both processes.
+        # Both processes share the machine's clock.
         found |= {"until": time.perf_counter(), "cpu": time.process_time(), "memory": resident() / _MB}
         print(json.dumps(found))
         return

@@ -1,15 +1,16 @@
-"""What a cold replay costs beside a hot one: the same backlog out of the local log, and out of MinIO.
+"""The cost of a cold replay compared with a hot one: the same backlog from the local log, and from MinIO.
 
-    hot         a backlog of 1 KiB messages that no round has taken, by a new group
-    cold        as many messages that are in the archive alone, by a new group
+    hot         a backlog of unarchived 1 KiB messages, read by a new group
+    cold        as many messages that only the archive has, read by a new group
     apache      the hot backlog of Apache RocketMQ 5.3.3 (--apache)
     range GETs  the row groups of the cold topic from the same MinIO and nothing else, one by one and eight at a time
 
-Each by one connection with a pull of 32 messages under way for each queue, and by a push consumer of the stock Java
-client. CPU is all that the broker and its workers used from before the consumer began until it ended; speed is between
-the consumer's marks. Cases take turns. Bodies are text that compresses about two to one; --equal makes them all alike.
-One cold replay comes before the first turn, as to a broker that has been serving for a while. Its memory for row groups
-is less than half of the topic and its disk cache off, so a replay finds nothing there: what it fetched is checked.
+Each is read by one connection with a pull of 32 messages in flight for each queue, and by a push consumer of the stock
+Java client. CPU includes the broker and its workers, from before the consumer began until it ended; speed is measured
+between the consumer's marks. Cases alternate. Bodies are text that compresses about two to one; --equal makes them
+equal. One cold replay precedes the first turn, for the state of a broker that has been serving for a while. The memory
+cache for row groups is smaller than half of the topic and the disk cache is off, so a replay finds nothing cached: the
+fetched bytes are checked.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ HOT = "backlog"
 _LOAD_S = 600.0
 _MB = 1e6
 _AT_ONCE = 8
-_FETCHED_SHARE = 0.85  # a consumer ends when it has 95 % of all
+_FETCHED_SHARE = 0.85  # A consumer ends when it has 95 % of all messages.
 _CACHE_MAX = 256 << 20
 
 Spread = list[float]
@@ -52,7 +53,7 @@ Spread = list[float]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one replay: messages a second, and microseconds of CPU for each."""
+    """The cost of one replay: messages per second, and CPU microseconds per message."""
 
     per_second: float
     broker_us: float
@@ -64,7 +65,7 @@ class Cost:
 
 
 def replay(command: list[str], server: Server) -> Cost:
-    """One consumer from its start to its end."""
+    """Run one consumer from its start to its end."""
     own, all_of_it = _cpu(server)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_S, check=True)
     own_after, all_after = _cpu(server)
@@ -76,13 +77,13 @@ def replay(command: list[str], server: Server) -> Cost:
 
 
 def _cpu(server: Server) -> tuple[float, float]:
-    """Of the server's own processes, and with what they have started."""
+    """Return the CPU time of the server's own processes, and of those with their children."""
     everything, roots = server.cpu_seconds(), {root.pid for root in server.roots}
     return sum(own_cpu(process) for process in server.alive() if process.pid in roots), everything
 
 
 def cold_replay(command: list[str], server: NeveServer, groups: int) -> Cost:
-    """By a worker that is there, out of the store."""
+    """Replay from the store with a running worker."""
     with Client(server.broker) as client:
         next(client.read(TOPIC, QUEUES - 1, 0, 1))
     settle([server])
@@ -95,7 +96,7 @@ def cold_replay(command: list[str], server: NeveServer, groups: int) -> Cost:
 
 
 class Gets:
-    """The same bytes from the same store, thrown away."""
+    """Reads the same bytes from the same store, and discards them."""
 
     def __init__(self, url: str, catalog: Catalog) -> None:
         self._store = open_store(url)
@@ -114,14 +115,14 @@ class Gets:
 
 
 def timed(action: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of this process's CPU."""
+    """Measure wall seconds, and CPU seconds of this process."""
     start, cpu = time.perf_counter(), time.process_time()
     action()
     return time.perf_counter() - start, time.process_time() - cpu
 
 
 def archive(server: NeveServer, count: int, *, equal: bool) -> tuple[Catalog, int, int, int]:
-    """The cold topic: its catalog, wire bytes, row groups and messages, a few more than were asked for."""
+    """Archive the cold topic; return its catalog, wire bytes, row groups and messages, a few more than requested."""
     create(server.broker, TOPIC)
     _fill(server.broker, TOPIC, count, equal=equal)
     offload(server)
@@ -143,7 +144,7 @@ def _fill(broker: str, topic: str, count: int, *, equal: bool) -> None:
 
 
 class Figures:
-    """Of all turns, by consumer and case."""
+    """The figures of all turns, by consumer and case."""
 
     def __init__(self, wire_each: float) -> None:
         self._wire_each = wire_each

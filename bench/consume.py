@@ -1,8 +1,8 @@
-"""Reading a backlog of 1 KiB messages from the start: neve beside Apache RocketMQ 5.3.3, default settings, in turn.
+"""Read a backlog of 1 KiB messages from the start: neve and Apache RocketMQ 5.3.3 alternate, with default settings.
 
-By a push consumer of the stock Java client, and by one connection with a pull of 32 messages under way for each queue.
-Every run is a new group over the same backlog, which lies in the page cache on both sides. For each run of neve it is
-said which tier answered: on a crowded disk the backlog is evicted, and the figures are those of the archive.
+It is read by a push consumer of the stock Java client, and by one connection with a pull of 32 messages in flight for
+each queue. Every run is a new group on the same backlog, which is in the page cache on both sides. For each run of neve
+the answering tier is printed: on a full disk the backlog is evicted, and the figures are those of the archive.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A proxy in front of an S3 store that counts what it is asked, for measurements.
+"""A proxy in front of an S3 store that counts requests, for measurements.
 
     python -m bench.counted_store PORT HOST:PORT
 
-Each line on its input is answered by one of JSON, and begins the next count: {"GET data": 12, "HEAD journal": 1, …}, by
-method and by what is asked for: `data` is a Parquet object, `journal` whatever else a key names, `listing` a listing.
+Each line on its input is answered by a line of JSON, and begins the next count: {"GET data": 12, "HEAD journal": 1, …},
+by method and target: `data` is a Parquet object, `journal` any other key, `listing` a listing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK = 1 << 18
 
 
 class CountedStore:
-    """Requests pass as they are; answers are not looked into."""
+    """Forwards requests unchanged; answers are not inspected."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")

@@ -1,14 +1,14 @@
-"""How long nobody's sends succeed when a broker set's master is killed, or frozen: neve beside Apache RocketMQ 5.3.3.
+"""The time without successful sends after a broker set's master is killed or frozen: neve and Apache RocketMQ 5.3.3.
 
-Three members each, acknowledging what all in sync have, one controller, one name server, default times. Two producers
-work on each set throughout, one message after the other: neve's client with its default settings, and the stock Java
-client with `pollNameServerInterval` 3 s. What is told is the time from the moment at which the master is killed
+Each set has three members that acknowledge what all in-sync replicas have, one controller, one name server, and default
+times. Two producers send sequentially to each set throughout: neve's client with its default settings, and the stock
+Java client with `pollNameServerInterval` 3 s. The result is the time from the moment at which the master is killed
 (`kill -9`) or frozen (`SIGSTOP`) to the end of the first send that another member acknowledges. Then the former master
-comes back, all are in sync again, and the next one follows; sets take turns, so both meet the same machine.
+is started again, all are in sync, and the next turn follows; sets alternate, so both meet the same machine.
 
-Apache needs a minute and more for a turn: with `--times 20` it is well over half an hour. After `--minutes` none is
-begun any more. `--results` keeps what was measured: the same file given again, it goes on where it stopped, and all of
-it is told; so parts (`--only neve --kind killed`) may be measured one after the other.
+A turn takes more than a minute for Apache: `--times 20` takes well over half an hour. No turn is begun after
+`--minutes`. `--results` saves the measurements: with the same file the benchmark resumes, and prints all of them; so
+parts (`--only neve --kind killed`) may be measured one after the other.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ KILLED, FROZEN = "killed", "frozen"
 _SYNC_STATE_DATA = 1006
 _PAUSE_S = 0.005
 _CHANGE_S = 240.0
-_BACK_S = 45.0  # a frozen master that was thawed
-#: Apache's defaults; `ApacheMember` looks round more often, for tests.
+_BACK_S = 45.0  # Or a frozen master that was thawed.
+#: Apache's defaults; `ApacheMember` polls more often, for tests.
 _APACHE_DEFAULTS = {
     "syncBrokerMetadataPeriod": "5000",
     "checkSyncStateSetPeriod": "5000",
@@ -65,17 +65,17 @@ class Member(Protocol):
         """host:port"""
 
     def kill(self) -> None:
-        """-9."""
+        """Send SIGKILL."""
 
     def signal(self, number: int) -> None:
-        """To its process."""
+        """Send a signal to its process."""
 
     def start(self) -> Any:
-        """Again."""
+        """Start it again."""
 
 
 class Set:
-    """Members, as their controller sees them."""
+    """The members, as their controller reports them."""
 
     def __init__(self, name: str, controller: str, namesrv: str, members: list[Member]) -> None:
         self._name, self._controller, self.namesrv, self._members = name, controller, namesrv, members
@@ -91,7 +91,7 @@ class Set:
         return bool(told.get("masterAddress")) and len(in_sync) == MEMBERS
 
     def whole(self) -> None:
-        """Wait until somebody leads and all are in sync."""
+        """Wait until there is a master and all members are in sync."""
         wait_until(self._is_whole, "all members are in sync", _CHANGE_S)
 
     def is_whole_within(self, seconds: float) -> bool:
@@ -111,23 +111,23 @@ class Set:
 
 
 class Prober:
-    """A producer at work; `acks` are (when in ms, broker that stored it), one after the other."""
+    """A running producer; `acks` are (time in ms, broker that stored it), in order."""
 
     def __init__(self) -> None:
         self.acks: list[tuple[float, str]] = []
 
     def first_from_another(self, broker: str, since_ms: float) -> float | None:
-        """When a broker but this one acknowledged something for the first time since then."""
+        """Return when another broker acknowledged a message for the first time since then."""
         since = bisect.bisect_left(self.acks, (since_ms, ""))
         return next((when for when, by in self.acks[since:] if by != broker), None)
 
     def works_on(self, broker: str) -> bool:
-        """Whether its latest message went there, a moment ago."""
+        """Return whether this broker acknowledged the latest message recently."""
         return bool(self.acks) and self.acks[-1][1] == broker and _now_ms() - self.acks[-1][0] < 500
 
 
 class NeveProber(Prober):
-    """neve's client, on a loop in a thread of its own."""
+    """Neve's client, on an event loop in its own thread."""
 
     def __init__(self, namesrv: str) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def apache_set(stack: ExitStack, directory: Path) -> Set:
 
 
 class Results:
-    """Seconds, of each turn in the order in which it was measured; a line of JSON for each in the file."""
+    """Seconds for each turn in order of measurement; the file has a line of JSON for each."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -244,7 +244,7 @@ class Results:
 
 
 def change_master(brokers: Set, how: str, probers: dict[str, Prober]) -> dict[str, float]:
-    """Seconds until each had an acknowledgement from another member; afterwards all is as before."""
+    """Return the seconds until each producer had an acknowledgement from another member; then restore the set."""
     brokers.whole()
     master = brokers.master()
     wait_until(
@@ -317,7 +317,7 @@ def main() -> None:
 
 
 def _is_made(brokers: Set) -> bool:
-    """A master that was just elected may not take anything yet."""
+    """Return whether the topic is created; a newly elected master may not accept requests yet."""
     try:
         brokers.create()
     except (OSError, Refused):

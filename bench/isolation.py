@@ -1,25 +1,25 @@
-"""What sends wait while the archive works: neve alone, and disturbed by one thing after the other.
+"""The latency of sends while the archive works: neve alone, and under one disturbance at a time.
 
 One producer sends at a steady rate, open-loop: each send is timed from the moment at which it was due
-(`bench.open_load`). Windows alone and disturbed take turns, several of each; the ratio of their p99 is told, by pairs.
-All rows have a pair at each rate before one has a second, and no further turn is begun when the time is over
-(--minutes): ten of them are enough for two or three turns on a quiet machine.
+(`bench.open_load`). Undisturbed and disturbed windows alternate; the result is the ratio of their p99, by pairs. All
+rows have a pair at each rate before one has a second, and no turn is begun after --minutes: ten of them suffice for two
+or three turns on a quiet machine.
 
-    archive      a bulk producer's 200 MB go into the archive, as fast as that goes
-    cold         eight groups replay an archived topic, each from a place of its own
-    checkpoint   the catalog is written down, with a million objects (--objects)
+    archive      a bulk producer's 200 MB are archived at full speed
+    cold         eight groups replay an archived topic, each from another offset
+    checkpoint   the catalog is saved, with a million objects (--objects)
     scrape       /metrics is scraped each second, with 10,000 topics and five groups (--topics)
-    ttl          the TTL job takes 50,000 objects out of view and deletes them; all its windows are of one run
-    slow         the store answers two seconds late } while it is asked for all of
-    503          the store answers 503              } that: rounds, cold reads of eight
-    away         the store answers nothing          } groups, all jobs at once
+    ttl          the TTL job expires 50,000 objects and deletes them; all its windows belong to one run
+    slow         the store answers two seconds late } under archiving rounds,
+    503          the store answers 503              } cold reads of eight groups,
+    away         the store answers nothing          } and all jobs at once
 
-The first five meet one broker with its archive in a directory, the others another with MinIO behind `bench.bad_store`.
-Producer and store stand for other machines: the load is a real-time process where it may be one, and the directory lies
-in memory where there is such a place, so that nobody waits for a processor or a disk that a broker would not share.
-Beside the p99 stand the loop's longest pause, as the broker's metric has it, and the cores that were used: by the
-loop's thread, by the broker's other threads, which take the interpreter from it, by its workers, and by the load.
-Apache's broker, in turn with neve's, gives the figure to hold the alone one against (--no-apache).
+The first five use one broker with its archive in a directory, the others another with MinIO behind `bench.bad_store`.
+Producer and store represent other machines: the load is a real-time process if permitted, and the directory is in
+memory if possible, so that no process waits for a processor or a disk that a broker would not share. Besides the p99,
+the table has the loop's longest pause, from the broker's metric, and the cores used: by the loop's thread, by the
+broker's other threads, which compete for the interpreter, by its workers, and by the load. Apache's broker, alternating
+with neve's, provides a reference for the undisturbed value (--no-apache).
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ from tiered.journal.writer import JournalWriter
 
 HOT, BULK, COLD = "hot", "bulk", "cold"
 RATES = (1_000, 5_000)
-GOAL = 1.2  # of p99, disturbed by alone
+GOAL = 1.2  # The ratio of p99, disturbed to alone.
 WARM_S = 0.5
 OF_TOPIC = 100
-EXPIRED_TOPICS = 500  # with so many objects each they are the 50,000
+EXPIRED_TOPICS = 500  # With this many objects each, they have the 50,000.
 COLD_GROUPS, GROUPS = 8, 5
 _BULK, _COLD, _SMALL_BULK = 200_000, 400_000, 10_000
-_BATCH = 2_000  # names of a COMMIT
-_BESIDE_APACHE = 2  # turns
+_BATCH = 2_000  # The number of names in a COMMIT.
+_BESIDE_APACHE = 2  # In turns.
 _JOBS_S = 900.0
-_ARCHIVE_BYTES = 8 << 30  # of all windows, with room to spare
+_ARCHIVE_BYTES = 8 << 30  # The total of all windows, with a margin.
 _CLOCK_TICK = os.sysconf("SC_CLK_TCK")
 
-#: Nothing is begun by itself in a window.
+#: No job starts by itself within a window.
 _QUIET = {
     "archivePeriod": "1d",
     "archiveMaxAge": "1d",
@@ -88,16 +88,16 @@ _QUIET = {
     "archiveReplacedGrace": "0s",
     "journalCheckpointEntries": "2",
 }
-#: As soon as somebody asks, the store is.
+#: The store is used as soon as it is requested.
 _DEMANDING = {"archiveMinBytes": "256k", "coldCacheBytes": "1m", "coldCacheDiskBytes": "0"}
 _ALL_JOBS = ("offload", "ttl", "checkpoint", "state", "sweep", "compaction")
 
 
-# ---- a broker's archive, as if it had been there for long
+# ---- a broker's archive with a simulated history
 
 
 def names(topics: Sequence[str], queues: int, newest_ms: int) -> Iterator[CommittedObject]:
-    """`OF_TOPIC` objects of each topic, those of one topic together."""
+    """Return `OF_TOPIC` objects of each topic, grouped by topic."""
     etag, digest = "0" * 32, "0" * 64
     day = time.strftime("%Y-%m-%d", time.gmtime(newest_ms / 1000))
     for topic in topics:
@@ -115,7 +115,7 @@ def names(topics: Sequence[str], queues: int, newest_ms: int) -> Iterator[Commit
 
 
 def seed(server: NeveServer, expiring: Sequence[str], objects: int) -> None:
-    """The journal of a broker that is stopped goes on with them; what will expire has its objects, if empty ones."""
+    """Add them to the journal of a stopped broker; objects that will expire exist, but are empty."""
     root = server.directory / "data" / "broker"
     store = open_store(server.store)
     journal = JournalWriter(
@@ -146,7 +146,7 @@ def seed(server: NeveServer, expiring: Sequence[str], objects: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What one run of the load found; times in milliseconds, the rest in cores."""
+    """The results of one run of the load; times in milliseconds, the rest in cores."""
 
     p50: float
     p99: float
@@ -162,7 +162,7 @@ class Window:
 
 @dataclass(slots=True)
 class Used:
-    """CPU seconds of a server: of the broker's loop, of its other threads, of what it started."""
+    """CPU seconds of a server: of the broker's loop, of its other threads, of its children."""
 
     loop: float = 0.0
     threads: float = 0.0
@@ -182,7 +182,7 @@ def _ticks(stat: Path) -> float:
 
 
 class Load:
-    """The producer's process; it waits until it is told to begin."""
+    """The producer's process; it waits for a command to begin."""
 
     def __init__(self, broker: str, rate: int, seconds: float) -> None:
         arguments = ["send", broker, HOT, SIZE, rate, WARM_S, seconds]
@@ -218,9 +218,9 @@ def _said_ready(process: subprocess.Popen[str]) -> None:
         raise RuntimeError(f"{process.args!r} did not begin")
 
 
-# ---- what disturbs
+# ---- disturbances
 
-#: Begun before a window; what it yields says at the window's end what has been done meanwhile.
+#: Started before a window; the yielded function describes at the window's end what has been done meanwhile.
 Disturbance = Callable[[], AbstractContextManager[Callable[[], str]]]
 
 
@@ -258,7 +258,7 @@ class Neve:
 
     @contextmanager
     def ttl(self) -> Iterator[Callable[[], str]]:
-        """It goes on when the windows are over: nothing may be measured behind it."""
+        """Run the TTL job, which continues after the windows: nothing may be measured afterwards."""
         with Client(self.server.broker, 600) as client:
             create_topics(client, self.expiring, 4, {"reserve.time": "1"})
         before = self.status()
@@ -273,7 +273,7 @@ class Neve:
 
     @contextmanager
     def checkpoint(self) -> Iterator[Callable[[], str]]:
-        uvloop.run(fill(self.server.broker, _SMALL_BULK, BULK))  # so that there is something to write down
+        uvloop.run(fill(self.server.broker, _SMALL_BULK, BULK))  # So that there is a change to save.
         self.server.post("/archive/offload")
         before = self.runs("checkpoint")
         self.run_job("checkpoint")
@@ -308,7 +308,7 @@ class Neve:
                     yield done
             finally:
                 _tell(store, "well")
-        self.server.post("/archive/offload")  # what waited is no part of the next window
+        self.server.post("/archive/offload")  # Waiting requests do not belong to the next window.
 
 
 def _tell(process: subprocess.Popen[str], line: str) -> None:
@@ -367,7 +367,7 @@ def _each_second(work: Callable[[], object]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of all that is measured: turns of a row, a window's length, and when no further turn is begun."""
+    """The limits of the measurement: turns of a row, a window's length, and the time after which no turn begins."""
 
     repeat: int
     seconds: float
@@ -378,7 +378,7 @@ class Limits:
 
 
 class Rows:
-    """Windows by row and rate, alone and disturbed in turn."""
+    """Windows by row and rate, alternating between alone and disturbed."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -387,7 +387,7 @@ class Rows:
         self.broken: dict[str, str] = {}
 
     def measure(self, neve: Neve, disturbances: Mapping[str, Disturbance], limits: Limits) -> None:
-        """Turn by turn, so that each row has its share of whatever time there is. One that breaks is told."""
+        """Measure turn by turn, so that each row has its share of the available time. A failing row is reported."""
         turn = 0
         while limits.goes_on(turn):
             for row, disturbance in disturbances.items():
@@ -404,7 +404,7 @@ class Rows:
             self._pairs[row, rate].append((alone, self._disturbed(row, rate, neve, done)))
 
     def measure_one_run(self, row: str, neve: Neve, disturbance: Disturbance, limits: Limits) -> None:
-        """Of a disturbance that there is once: its windows come behind those alone, and pairs are by their order."""
+        """Measure a disturbance that runs once: its windows follow those alone, and are paired by their order."""
         with self._told_if_broken(row):
             alone: dict[int, list[Window]] = {rate: [] for rate in RATES}
             turn = 0
@@ -492,7 +492,7 @@ def _ratios(pairs: list[tuple[Window, Window]]) -> list[float]:
 
 
 def with_directory(stack: ExitStack, root: Path, rows: Sequence[str], options: argparse.Namespace) -> Neve:
-    """The broker of the first rows, ready for them."""
+    """Run the prepared broker of the first rows."""
     began = time.monotonic()
     settings = {**_QUIET, **dict(pair.split("=", 1) for pair in options.set)}
     store = f"dir:{stack.enter_context(_in_memory()) or root / 'neve'}/archive"
@@ -514,7 +514,7 @@ def with_directory(stack: ExitStack, root: Path, rows: Sequence[str], options: a
 
 @contextmanager
 def _in_memory() -> Iterator[Path | None]:
-    """A directory in memory, where it has room for the archive of the rows."""
+    """Return a directory in memory if it has room for the archive of the rows."""
     memory = Path("/dev/shm")
     if not memory.is_dir() or shutil.disk_usage(memory).free < _ARCHIVE_BYTES:
         yield None
@@ -524,7 +524,7 @@ def _in_memory() -> Iterator[Path | None]:
 
 
 def with_bad_store(stack: ExitStack, root: Path, options: argparse.Namespace) -> tuple[Neve, subprocess.Popen[str]]:
-    """The broker of the last rows, and the store's input."""
+    """Run the broker of the last rows; yield the store's input."""
     store = stack.enter_context(minio.running(root / "minio"))
     minio.create_bucket(store, "bench")
     (port,) = free_ports(1)

@@ -1,4 +1,4 @@
-"""Java beside neve: jars by Maven, small programs by javac, processes by java. Tests and benchmarks share it.
+"""Java for tests and benchmarks: jars by Maven, small programs by javac, processes by java.
 
 ~/.cache/neve/jars/
   server-5.3.3/   the whole of Apache RocketMQ: name server, broker, client, tools
@@ -36,20 +36,20 @@ _ARTIFACTS = {
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _FETCH_TIMEOUT_S = 900
 
-#: A client lives for seconds: the small collector and the quick compiler start it in half the time.
+#: A client lives for seconds: the serial collector and the C1 compiler halve its start time.
 CLIENT_FLAGS = ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 _COMMON_FLAGS = ["-XX:-UsePerfData", "-Djava.net.preferIPv4Stack=true", "-Drocketmq.client.logLevel=ERROR"]
 
 
 def cache_dir() -> Path:
-    """Where the jars live: outside the tree, so that `make clean` does not fetch them again."""
+    """Return the directory of the jars, outside the tree, so that `make clean` does not delete them."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "neve" / "jars"
 
 
 @contextmanager
 def _locked(name: str) -> Iterator[Path]:
-    """One process fetches or compiles `name`; the others wait and find it done."""
+    """Lock `name`: one process fetches or compiles it; the others wait and find it done."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -71,7 +71,7 @@ def _pom(name: str) -> str:
 
 
 def jars(name: str = SERVER) -> Path:
-    """The directory with all jars of `name`, fetched by Maven the first time."""
+    """Return the directory with all jars of `name`, fetched by Maven the first time."""
     with _locked(name) as home:
         if (home / ".complete").exists():
             return home
@@ -96,7 +96,7 @@ def jars(name: str = SERVER) -> Path:
 
 
 def classes(sources: Path, name: str = SERVER) -> str:
-    """Compiles every .java file in `sources` against the jars of `name`; returns the whole class path."""
+    """Compile every .java file in `sources` against the jars of `name`; return the class path."""
     library = jars(name)
     files = sorted(sources.glob("*.java"))
     digest = hashlib.sha256(name.encode())
@@ -112,7 +112,7 @@ def classes(sources: Path, name: str = SERVER) -> str:
 
 
 def java(class_path: str, main: str, *args: str, home: Path, flags: list[str] | None = None) -> list[str]:
-    """The command line of a Java program; its logs and offsets stay under `home`, not under the user's own."""
+    """Return the command line of a Java program; its logs and offsets are below `home`, not in the user's own."""
     chosen = CLIENT_FLAGS if flags is None else flags
     return ["java", *chosen, *_COMMON_FLAGS, f"-Duser.home={home}", "-cp", class_path, main, *args]
 

@@ -2,7 +2,7 @@
 
     python -m bench.lines [--lines 1000000] [--namesrv host:port]
 
-Without `--namesrv` against a `neve up` of its own. What is timed is each command as a whole, its start included.
+Without `--namesrv` it runs its own `neve up`. Each command is timed as a whole, including its start.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import NamedTuple
 from tests.servers.neve import NEVE, NeveServer
 from tests.waiting import wait_until
 
-#: Every byte but the two that end lines.
+#: All bytes except the two that end lines.
 _ANY = bytes(byte for byte in range(256) if byte not in b"\r\n")
 _LIMIT_S = 900
 
 
 class Took(NamedTuple):
-    """Of one command, in seconds."""
+    """The duration of one command, in seconds."""
 
     command: str
     seconds: float
 
 
 def write_lines(file: Path, count: int) -> None:
-    """Numbered lines of 66 bytes in the mean, with any bytes in them."""
+    """Write numbered lines of 66 bytes on average, with arbitrary bytes."""
     with file.open("wb") as out:
         for number in range(count):
             at = number * 7 % len(_ANY)
@@ -41,10 +41,10 @@ def write_lines(file: Path, count: int) -> None:
 
 
 def round_trip(namesrv: str, directory: Path, count: int, *, queues: int = 4) -> Iterator[Took]:
-    """Each command with its time.
+    """Yield each command with its duration.
 
     Raises:
-        AssertionError: what came out is not what went in.
+        AssertionError: The output differs from the input.
     """
     lines, topic = directory / "lines", f"lines{uuid.uuid4().hex[:8]}"
     write_lines(lines, count)
@@ -57,7 +57,7 @@ def round_trip(namesrv: str, directory: Path, count: int, *, queues: int = 4) ->
         out = directory / "out"
         yield _run(namesrv, "consume", topic, *how, stdout=out)
         assert sorted(out.read_bytes().split(b"\n")) == wanted, f"consume {how} gives other lines"
-    # One queue: the file itself.
+    # With one queue the output is the file itself.
     _create(namesrv, f"{topic}-one", 1)
     yield _run(namesrv, "produce", f"{topic}-one", "--order-key", "k", "--quiet", stdin=lines)
     yield _run(namesrv, "consume", f"{topic}-one", stdout=directory / "out")
@@ -65,7 +65,7 @@ def round_trip(namesrv: str, directory: Path, count: int, *, queues: int = 4) ->
 
 
 def _create(namesrv: str, topic: str, queues: int) -> None:
-    """Returns once a client would be sent to it."""
+    """Create a topic; return once the name server routes clients to it."""
     _run(namesrv, "topic", "create", topic, "--queues", str(queues))
     describe = [NEVE, "topic", "show", topic, "-n", namesrv]
     wait_until(

@@ -1,4 +1,4 @@
-"""What the benchmarks share: two servers side by side, a window between two MARK lines, medians with their spread."""
+"""Shared parts of the benchmarks: two servers side by side, a window between two MARK lines, medians and spread."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.servers.processes import Processes
 SIZE = 1024
 JAVA_SOURCES = Path(__file__).parent / "java"
 _LOAD_TIMEOUT_S = 600.0
-#: A server that uses less than this share of a core has nothing left to do; a JVM that waits takes a sixth.
+#: A server below this share of a core is idle; an idle JVM uses a sixth.
 _SETTLE_S, _SETTLED_SHARE, _SETTLE_TIMEOUT_S = 1.0, 0.3, 60.0
-#: The load generator gets a server's compiler, not a small client's.
+#: The load generator uses a server's compiler, unlike small clients.
 _LOAD_FLAGS = ["-server", "-Xms512m", "-Xmx512m", "-XX:+UseG1GC"]
 
 Server = NeveServer | ApacheServer
@@ -35,14 +35,14 @@ Server = NeveServer | ApacheServer
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One run: messages a second, and messages for each CPU-second of all the broker's processes."""
+    """One run: messages per second, and messages per CPU-second of all the broker's processes."""
 
     per_second: float
     per_cpu_second: float
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """What every comparison takes."""
+    """Add the options of every comparison."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--heap", default="2g", help="heap of Apache's broker")
@@ -56,7 +56,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 @contextmanager
 def side_by_side(options: argparse.Namespace) -> Iterator[dict[str, Server]]:
-    """Both servers up, with their default settings but for what `arguments` takes, on one file system."""
+    """Run both servers on one file system, with their default settings except for those of `arguments`."""
     flush = {"flushDiskType": "SYNC_FLUSH"} if options.sync_flush else {}
     settings = flush | dict(pair.split("=", 1) for pair in options.set)
     with ExitStack() as stack:
@@ -71,13 +71,13 @@ def raw_command(*args: object) -> list[str]:
 
 
 def java_command(home: Path, *args: object) -> list[str]:
-    """The Java generator, ready to run."""
+    """Return the command of the Java generator."""
     home.mkdir(parents=True, exist_ok=True)
     return jvm.java(jvm.classes(JAVA_SOURCES), "Load", *map(str, args), home=home, flags=_LOAD_FLAGS)
 
 
 def settle(servers: Iterable[Processes]) -> None:
-    """Wait until no server is busy with what came before: flushes, compaction of the heap, rounds of the archive."""
+    """Wait until the servers finished their previous work: flushes, garbage collection, archiving rounds."""
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     busy = {server: server.cpu_seconds() for server in servers}
     while busy and time.monotonic() < deadline:
@@ -87,25 +87,25 @@ def settle(servers: Iterable[Processes]) -> None:
 
 
 def own_cpu(process: psutil.Process) -> float:
-    """Seconds, user and system, of this one process."""
+    """Return user and system seconds of this one process."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def end_by_signal() -> None:
-    """A SIGTERM ends this process as an interrupt does: the servers that it has begun end before it."""
+    """End this process on SIGTERM as on an interrupt: the servers that it started end before it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def run_window(command: list[str], server: Server) -> Rate:
-    """Runs a generator; counts what happened between its two marks, on its clock, and the broker's CPU meanwhile."""
+    """Run a generator; count messages between its two marks, by its clock, and the broker's CPU time meanwhile."""
     marks: list[tuple[int, int, float]] = []
     other: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         for line in process.stdout:
-            word, *values = line.split() or [""]  # the Java client prints how its logging was configured
+            word, *values = line.split() or [""]  # The Java client prints its logging configuration.
             if word == "MARK":
                 marks.append((int(values[0]), int(values[1]), server.cpu_seconds()))
             elif word == "FAILED" and values != ["0"]:
@@ -116,12 +116,12 @@ def run_window(command: list[str], server: Server) -> Rate:
         raise RuntimeError(f"{command[-8:]} ended with {status}, {len(marks)} marks: {other}{errors[-2000:]}")
     (start, before, cpu_before), (end, after, cpu_after) = marks
     count = after - before
-    # A window shorter than a clock tick of CPU time says nothing about CPU.
+    # A window shorter than a clock tick of CPU time has no CPU figure.
     return Rate(count / ((end - start) / 1e9), count / max(cpu_after - cpu_before, 0.01))
 
 
 class Table:
-    """Runs by case and server; printed as medians, spread and the ratio of the two that are compared."""
+    """Runs by case and server, printed as medians, their spread and the ratio of the two compared servers."""
 
     def __init__(self, title: str, compared: tuple[str, str] = ("neve", "apache")) -> None:
         self._title, self._compared = title, compared

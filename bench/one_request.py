@@ -1,15 +1,15 @@
-"""How long one request keeps the event loop of a broker from all others.
+"""How long one request blocks the event loop of a broker.
 
 Two brokers in turn, without other traffic:
 
 - `keys`: 1,000,000 messages with one key; then queries for the newest, for the oldest second, for a time without
   messages, by another key with the same hash, and eight at once;
-- `queues`: a topic of 4,096 queues with messages, eight groups with an offset in each; then the requests that look at
-  all of them.
+- `queues`: a topic of 4,096 queues with messages, eight groups with an offset in each; then the requests that scan all
+  of them.
 
 For each request: the time until its answer, and the longest turn of the event loop meanwhile, by the wall and by the
 CPU time of the loop's thread (`bench/steps`; turns of less than 5 ms are not recorded). The goal is 10 ms. On a busy
-machine only the CPU time counts.
+machine only the CPU time is meaningful.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONG = 1 << 62
 
 
 class Measured:
-    """One broker, and the turns of its loop that take more than 5 ms."""
+    """A broker, and the turns of its loop that take more than 5 ms."""
 
     def __init__(self, root: Path) -> None:
         self._steps = root / "steps"
@@ -76,7 +76,7 @@ def one(code: int, ext: Mapping[str, object]) -> Callable[[Client], list[Respons
 
 
 def several(code: int, ext: Mapping[str, object], count: int) -> Callable[[Client], list[Response]]:
-    """Requests sent at once on one connection."""
+    """Send requests at once on one connection."""
 
     def ask(client: Client) -> list[Response]:
         client.socket.sendall(b"".join(request(code, number, ext) for number in range(count)))
@@ -89,7 +89,7 @@ def several(code: int, ext: Mapping[str, object], count: int) -> Callable[[Clien
 
 
 def keys(broker: Measured, messages: int) -> None:
-    """Queries by a key that all messages have."""
+    """Query by a key that all messages have."""
     key, *_ = colliding_words("t", crc32(b"t#wanted"))
     frames = ((SEND_V2, send_ext("t", 0, f"KEYS\x01{key}\x02", queues=1)) for _ in range(messages))
     with Client(broker.server.broker, 600) as client:
@@ -114,7 +114,7 @@ def keys(broker: Measured, messages: int) -> None:
 
 
 def queues(broker: Measured, count: int, groups: int) -> None:
-    """Requests that look at all queues of a topic."""
+    """Send requests that scan all queues of a topic."""
     cluster = Cluster(broker.server.broker, 1, count, groups)
     topic, group = cluster.topics[0], cluster.groups[0]
     with Client(cluster.broker, 600) as client:

@@ -1,12 +1,12 @@
-"""Sends at a steady rate whatever the broker does, each timed from the moment at which it was due; and cold replays.
+"""Sends at a steady rate, each timed from the moment at which it was due; and cold replays.
 
     python -m bench.open_load send   BROKER TOPIC SIZE RATE WARM_S SECONDS
     python -m bench.open_load replay BROKER TOPIC GROUPS
 
-A send that is late because others were answered late has waited since it was due: nothing is left out where a broker
-stands still. It says READY when it is connected and begins at a line on its input; then a line of JSON: how long sends
-took, how late it was itself, what it used of a processor. `replay` reads the whole topic, each group from a place of
-its own and round and round, until its input ends; then a line of JSON says how many messages it got.
+A send that is late because earlier answers were late has waited since it was due, so stalls of the broker are measured
+in full. `send` prints READY when it is connected and begins at a line on its input; at the end it prints a line of
+JSON: the latency of sends, its own lateness, and its processor time. `replay` reads the whole topic repeatedly, each
+group from another offset, until its input ends; then it prints a line of JSON with the number of messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bench.wire import (
     request,
 )
 
-_ANSWERED_S = 30.0  # after the last send
+_ANSWERED_S = 30.0  # After the last send.
 _PULL_BATCH = 32
 _AGAIN_S = 0.05
 
@@ -73,13 +73,13 @@ def send(broker: str, topic: str, size: int, rate: float, warm: float, seconds: 
 
 
 def _stand_apart() -> None:
-    """Producers have machines of their own: this one waits for nobody, where it may; else it tells how late it was."""
+    """Request real-time scheduling, because producers have their own machines; without it the lateness is reported."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def _take_what_is_left() -> None:
-    """Consumers have machines of their own. It counts beside a broker of the same session."""
+    """Lower the priority, because consumers have their own machines; it takes effect within the broker's session."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -108,7 +108,7 @@ class _Sender:
                 for number in range(first, sent):
                     self.late[number] = int(now - began - number * period) // 1000
             due = (began + sent * period - time.monotonic_ns()) / 1e9 if sent < count else _ANSWERED_S
-            # select() waits to the microsecond, poll() to the millisecond
+            # select() waits with microsecond precision, poll() with milliseconds.
             ready, _, _ = select.select([self._connection], [], [], max(due, 0))
             if ready:
                 unanswered -= self._take(began, period)
@@ -130,7 +130,7 @@ class _Sender:
 
 
 class _Replay(asyncio.Protocol):
-    """One group: a pull under way for each queue, from its first message again when it was at the last."""
+    """One group: a pull in flight for each queue, which restarts at the first message after the last."""
 
     def __init__(self, group: str, topic: str, bounds: list[tuple[int, int]], share: float) -> None:
         self._group, self._topic, self._bounds = group, topic, bounds
@@ -139,7 +139,7 @@ class _Replay(asyncio.Protocol):
         self.got = self.refused = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit from it.
         for queue, (first, end) in enumerate(self._bounds):
             if first < end:
                 self._pull(queue)
@@ -154,7 +154,7 @@ class _Replay(asyncio.Protocol):
                 self.got += following - self._offsets[queue]
                 self._offsets[queue] = following if following < end else first
                 self._pull(queue)
-            else:  # as a consumer does that was told to come back
+            else:  # Like a consumer that was asked to retry.
                 self.refused += answer.code not in (PULL_RETRY_IMMEDIATELY, PULL_NOT_FOUND)
                 loop.call_later(_AGAIN_S, self._pull, queue)
 
@@ -178,7 +178,7 @@ async def replay(broker: str, topic: str, groups: int) -> None:
     await loop.run_in_executor(None, sys.stdin.read)
     told = {"got": sum(one.got for one in readers), "refused": sum(one.refused for one in readers)}
     print(json.dumps(told), flush=True)
-    os._exit(0)  # connections are under way
+    os._exit(0)  # Connections are being opened.
 
 
 def main(verb: str, broker: str, topic: str, *numbers: str) -> None:

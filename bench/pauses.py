@@ -1,19 +1,19 @@
-"""How long a broker with many topics keeps others waiting: 10,000 topics, 80,000 queues, five groups, ordinary traffic.
+"""How long a broker with many topics delays requests: 10,000 topics, 80,000 queues, five groups, ordinary traffic.
 
-Every queue holds a message and every group has a position in every queue before the clock starts. Then, until it ends:
+Every queue has a message and every group an offset in every queue before the measurement begins. Then, until its end:
 sends to topics by Zipf's law, each message pulled and committed by each group; heartbeats of groups that subscribe to
-all topics; scrapes, an administrator's questions about whole groups; and all of the broker's own jobs (archive, TTL,
-eviction, tables, registrations) at their default periods. Three judges:
+all topics; scrapes, an administrator's queries for whole groups; and all of the broker's own jobs (archive, TTL,
+eviction, tables, registrations) at their default periods. Three measurements:
 
-- a probe, a process of its own, asks for the end of a queue every 5 ms: its slowest answers are what a client sees,
-  the machine's own noise included;
-- the broker's metric `neve_loop_pause_seconds` tells the longest lateness of a timer on its loop between two scrapes;
-- `bench/steps`, inside of the broker, tells each turn of its loop of more than 5 ms, by the wall and by the CPU time of
-  the loop's thread, and what ran in it. By the wall other processes count, and threads that had the interpreter.
+- a probe, a separate process, requests the end of a queue every 5 ms: its slowest answers are what a client sees,
+  including the noise of the machine;
+- the broker's metric `neve_loop_pause_seconds` is the longest lateness of a timer on its loop between two scrapes;
+- `bench/steps`, within the broker, records each turn of its loop of more than 5 ms, by wall time and by the CPU time of
+  the loop's thread, with the running functions. Wall time includes other processes, and threads with the interpreter.
 
-`--deletion 4096` instead deletes a topic of so many queues, `--promotion 10000` kills the master of a set whose slaves
-have so many queues with new messages, `--truncation 10000` has a former master cut off a tail with messages in so many
-queues; each prints the longest turn of the loop meanwhile.
+`--deletion 4096` instead deletes a topic of that many queues; `--promotion 10000` kills the master of a set whose
+slaves have that many queues with new messages; `--truncation 10000` makes a former master truncate a tail with messages
+in that many queues. Each prints the longest turn of the loop meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CREATE_LIST, _HEART_BEAT, _COMMIT = 18, 34, 15
 _DELETE_TOPIC = 215
 _CONSUME_STATS, _TOPIC_STATS, _ALL_TOPICS = 208, 202, 21
 _PROBE_S = 0.005
-_IN_ONE = 500  # topics created by one request
+_IN_ONE = 500  # The number of topics created by one request.
 _PIPELINE = 200
 _MOST_MS, _TOLD_MS = 10.0, 5.0
 _BODY = b"x" * 512
@@ -52,7 +52,7 @@ _CHANGE_S = 300.0
 
 
 def pipelined(client: Client, frames: Iterator[tuple[int, dict[str, object]]], body: bytes = b"") -> int:
-    """Requests a few hundred at a time; how many were refused."""
+    """Send a few hundred requests at a time; return how many were refused."""
     refused = 0
     opaque = itertools.count(1)
     while batch := list(itertools.islice(frames, _PIPELINE)):
@@ -71,7 +71,7 @@ def pipelined(client: Client, frames: Iterator[tuple[int, dict[str, object]]], b
 def create_topics(
     client: Client, topics: Sequence[str], queues: int, attributes: Mapping[str, str] | None = None
 ) -> None:
-    """Many by one request."""
+    """Create many topics by one request."""
     config: dict[str, object] = {
         "readQueueNums": queues,
         "writeQueueNums": queues,
@@ -104,7 +104,8 @@ class Cluster:
         return ((topic, queue) for topic in self.topics for queue in range(self.queues))
 
     def fill(self, *, heartbeats: bool = True) -> None:
-        """A message in every queue, a position of every group in every queue; `heartbeats`: of the groups' clients."""
+        """Store a message in every queue and an offset of every group in every queue; `heartbeats`: of the groups'
+        clients."""
         with Client(self.broker, 600) as client:
             assert pipelined(client, ((SEND_V2, send_ext(*place, queues=self.queues)) for place in self.places())) == 0
             if heartbeats:
@@ -137,7 +138,7 @@ class Cluster:
 
 
 class Zipf:
-    """Few topics get most of the messages, as topics do."""
+    """A few topics get most of the messages, as in practice."""
 
     def __init__(self, count: int, seed: int = 1) -> None:
         self._sums = list(itertools.accumulate(1 / rank for rank in range(1, count + 1)))
@@ -148,7 +149,7 @@ class Zipf:
 
 
 def traffic(cluster: Cluster, rate: float, until: float, sent: list[int]) -> None:
-    """Sends at a steady rate, each message read and committed by every group."""
+    """Send at a steady rate; every group reads and commits each message."""
     zipf, chosen = Zipf(len(cluster.topics)), random.Random(2)
     step = 10 / rate
     due = time.monotonic()
@@ -168,7 +169,7 @@ def traffic(cluster: Cluster, rate: float, until: float, sent: list[int]) -> Non
 
 
 def upkeep(cluster: Cluster, admin: str, until: float, scrape_s: float, pauses: list[float]) -> None:
-    """Scrapes with the longest pause that each tells; heartbeats and an administrator's questions among them."""
+    """Scrape, and record the longest pause of each scrape; send heartbeats and administrative queries in between."""
     with Client(cluster.broker, 600) as client:
         for turn in itertools.count():
             if time.monotonic() >= until:
@@ -186,7 +187,7 @@ def upkeep(cluster: Cluster, admin: str, until: float, scrape_s: float, pauses: 
 
 
 def probe(broker: str, topic: str, seconds: float) -> None:
-    """Prints how long each answer took, in microseconds."""
+    """Print the latency of each answer, in microseconds."""
     end = time.monotonic() + seconds
     due = time.monotonic()
     took: list[int] = []
@@ -238,9 +239,9 @@ def main() -> None:
         try:
             run(server, steps, options)
         finally:
-            server.kill()  # nobody reads what it has
+            server.kill()  # No connection reads its data.
     finally:
-        # A file for each queue takes minutes: beside whoever goes on.
+        # Creating a file for each queue takes minutes, next to other work.
         subprocess.Popen(["rm", "-rf", root], start_new_session=True)
 
 
@@ -273,7 +274,7 @@ def run(server: NeveServer, steps: Path, options: argparse.Namespace) -> None:
         took = sorted(json.loads(asker.stdout.read()))
     cpu = (server.cpu_seconds() - cpu) / options.seconds
     memory = max(anonymous(process.pid) for process in server.alive())
-    # The first scrape tells of the time before.
+    # The first scrape covers the time before the measurement.
     seen = sorted(pauses[1:])
     print(f"{options.seconds:.0f} s, {sent[0]:,} sends, each read by {options.groups} groups; {cpu:.2f} cores")
     print(f"loop's pause between scrapes: longest {seen[-1] * 1e3:.1f} ms, median {seen[len(seen) // 2] * 1e3:.1f} ms")
@@ -285,7 +286,7 @@ def run(server: NeveServer, steps: Path, options: argparse.Namespace) -> None:
 
 
 def tell_steps(steps: list[dict[str, Any]]) -> None:
-    """The longest by either measure, and by name those that took more than 5 ms of CPU time."""
+    """Print the longest turn by either measure, and the functions in those with more than 5 ms of CPU time."""
     for measure, what in (("wall_ms", "by the wall"), ("cpu_ms", "by the CPU time of its thread")):
         longest = max(steps, key=lambda step: step[measure], default={measure: 0.0, "where": "none above 5 ms"})
         over = sum(step[measure] > _MOST_MS for step in steps)
@@ -303,7 +304,7 @@ def tell_steps(steps: list[dict[str, Any]]) -> None:
 
 
 def watched(steps: Path) -> dict[str, str]:
-    """The environment of a broker that `bench/steps` watches."""
+    """Return the environment of a broker that `bench/steps` watches."""
     path = f"{Path(__file__).parent / 'steps'}:{os.environ.get('PYTHONPATH', '')}"
     return {"PYTHONPATH": path, "NEVE_BENCH_STEPS": str(steps)}
 
@@ -358,7 +359,7 @@ def promotion(root: Path, queues: int) -> None:
 
 
 def truncation(root: Path, queues: int) -> None:
-    """Print the longest turn of the loop of a former master that comes back and cuts off what it had alone."""
+    """Print the longest turn of the loop of a former master that restarts and truncates its diverged tail."""
     root.mkdir(parents=True)
     steps, per_topic = root / "steps", 100
     # Slaves that are suspended for minutes stay in the SyncStateSet.
@@ -374,7 +375,7 @@ def truncation(root: Path, queues: int) -> None:
         for process in others:
             process.suspend()
         try:
-            cluster.fill(heartbeats=False)  # the slaves do not have these
+            cluster.fill(heartbeats=False)  # The slaves do not have these messages.
             former.kill()
         finally:
             for process in others:
@@ -392,7 +393,7 @@ def truncation(root: Path, queues: int) -> None:
 
 
 def until_taken(client: Client, topic: str) -> None:
-    """Send to a member that is elected until it takes a message."""
+    """Send to an elected member until it accepts a message."""
     while True:
         try:
             client.send(topic, 0, _BODY)
@@ -402,7 +403,7 @@ def until_taken(client: Client, topic: str) -> None:
 
 
 def anonymous(pid: int) -> int:
-    """Bytes of memory that are no file's."""
+    """Return the bytes of anonymous memory."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 

@@ -1,9 +1,9 @@
-"""Sends of 1 KiB: neve beside Apache RocketMQ 5.3.3, both with default settings, in one run, in turn.
+"""Sends of 1 KiB: neve and Apache RocketMQ 5.3.3 alternate in one run, both with default settings.
 
-Two generators: threads of the stock Java client (what an application sees), and frames pipelined over one connection
-(what the broker can do). A window begins when both brokers are idle, so none pays for what the one before left to
-archive; what a round costs for each MB, bench/archive.py measures. Servers and generator share the machine: messages
-per CPU-second of the broker is the figure that does not depend on how many cores there are.
+There are two generators: threads of the stock Java client (an application's view), and frames pipelined over one
+connection (the broker's capacity). A window begins when both brokers are idle, so that none pays for the archiving of
+the previous one; bench/archive.py measures the cost of a round per MB. Servers and generator share the machine:
+messages per CPU-second of the broker is the figure that does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
         for server in servers.values():
             create(server.broker, "bench")
         for turn in range(options.repeat):
-            # The order changes from turn to turn, so that neither is always the one on the warm machine.
+            # The order alternates, so that neither server always has the warm machine.
             names = sorted(servers, reverse=bool(turn % 2))
             for in_flight in options.in_flight:
                 window = (SIZE, in_flight, options.warm, options.seconds)

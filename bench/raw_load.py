@@ -1,13 +1,13 @@
-"""A pipelined load generator: frames cut beforehand, as many answers as arrive turned into one write. The ceiling.
+"""A pipelined load generator: frames are built beforehand, and one write answers all received answers. It measures
+capacity.
 
     python -m bench.raw_load produce BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS [USER SECRET]
     python -m bench.raw_load timed   BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS
     python -m bench.raw_load consume BROKER TOPIC COUNT
     python -m bench.raw_load fill    BROKER TOPIC SIZE COUNT
 
-Prints `MARK nanoseconds messages`, once when warm and once at the end, as the Java generator does, and adds the
-processor time that it has used, in seconds; `timed` also prints `WAITED p50 p99`, in microseconds, of what was answered
-between the marks.
+It prints `MARK nanoseconds messages`, once when warm and once at the end, like the Java generator, followed by its
+processor time in seconds; `timed` also prints `WAITED p50 p99`, in microseconds, for the answers between the marks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mark(count: int) -> None:
 
 
 class Producer(asyncio.Protocol):
-    """Keeps `in_flight` sends under way; ends after `limit` that were stored where there is a limit."""
+    """Keeps `in_flight` sends in flight; ends after `limit` stored ones if there is a limit."""
 
     def __init__(self, frames: SendFrames, in_flight: int, limit: int | None = None) -> None:
         self._frames, self._in_flight, self._limit = frames, in_flight, limit
@@ -56,7 +56,7 @@ class Producer(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit from it.
         self._send(self._in_flight)
 
     def data_received(self, data: bytes) -> None:
@@ -76,12 +76,12 @@ class Producer(asyncio.Protocol):
             self.done.set_exception(exc or ConnectionResetError("the broker closed the connection"))
 
     def end(self) -> None:
-        """Close the connection, with sends still under way."""
+        """Close the connection, with sends still in flight."""
         self.done.cancel()
         self._transport.abort()
 
     def note(self, answers: list[Response]) -> None:
-        """Nothing of it is wanted here."""
+        """Do nothing: times are not recorded here."""
 
     def _send(self, count: int) -> None:
         first, self._next = self._next, self._next + count
@@ -90,12 +90,12 @@ class Producer(asyncio.Protocol):
 
 
 class TimedProducer(Producer):
-    """The same, and how long each answer took: the clock is read once for what is written together."""
+    """A producer that records latencies; it reads the clock once for the frames of one write."""
 
     def __init__(self, frames: SendFrames, in_flight: int) -> None:
         super().__init__(frames, in_flight)
         self._sent: dict[int, int] = {}
-        self.waited: list[int] = []  # ns
+        self.waited: list[int] = []  # In ns.
 
     @override
     def note(self, answers: list[Response]) -> None:
@@ -110,7 +110,7 @@ class TimedProducer(Producer):
 
 
 class Consumer(asyncio.Protocol):
-    """One pull under way for each queue, the next one sent with the offset that the last one named."""
+    """One pull in flight for each queue; the next one uses the offset in the last answer."""
 
     def __init__(self, topic: str, ends: list[int], count: int) -> None:
         self._topic, self._ends, self._count = topic, ends, count
@@ -121,7 +121,7 @@ class Consumer(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit from it.
         self._transport.write(b"".join(self._pull(queue) for queue in range(len(self._ends)) if self._ends[queue]))
 
     def data_received(self, data: bytes) -> None:
@@ -161,7 +161,7 @@ class Consumer(asyncio.Protocol):
 
 
 def create(broker: str, topic: str, signer: Signer | None = None) -> None:
-    """The topic on any broker, with the queues that both generators use."""
+    """Create the topic on any broker, with the queues that both generators use."""
     with Client(broker, signer=signer) as client:
         client.create_topic(topic, QUEUES)
 

@@ -1,13 +1,13 @@
-"""What a copy costs: sends of 1 KiB to a master of two members, in each mode, neve beside Apache RocketMQ 5.3.3.
+"""The cost of replication: sends of 1 KiB to a master of two members, in each mode; neve and Apache RocketMQ 5.3.3.
 
     none, async, sync     neve alone, and with one slave in the mode of that name (`replication=`)
     alone, sync-master    Apache alone, and `SYNC_MASTER` with `inSyncReplicas=2` and one slave
 
-Frames are pipelined over one connection. Told are messages a second, messages for each CPU-second of the master, CPU
-time for each message of the master and of the slave, apart, and how long an answer takes; then how these compare, turn
-by turn. All of it shares the machine: CPU time is what does not depend on how many cores there are. Windows begin when
-nothing is busy with what came before; cases take turns. With SYNC_FLUSH all brokers answer when a message is on the
-disk, the slave's too. By default it takes eleven minutes.
+Frames are pipelined over one connection. Printed are messages per second, messages per CPU-second of the master, CPU
+time per message of the master and of the slave, and the latency of an answer; then the ratios of these, turn by turn.
+All processes share the machine: CPU time is the figure that does not depend on the number of cores. Windows begin when
+all servers are idle; cases alternate. With SYNC_FLUSH all brokers, including the slave, answer when a message is on the
+disk. By default it takes eleven minutes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.waiting import wait_until
 
 TOPIC = "bench"
 _LOAD_S, _READY_S = 600.0, 180.0
-_HEAT_S = 6.0  # a JVM compiles what it is busy with
+_HEAT_S = 6.0  # A JVM compiles its hot code first.
 _GIB = 1 << 30
 
 
@@ -47,10 +47,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one window."""
+    """The figures of one window."""
 
     per_second: float
-    master_us: float  # of CPU time, a message
+    master_us: float  # CPU time per message.
     slave_us: float
     p50_us: int
     p99_us: int
@@ -77,7 +77,7 @@ def apache_alone(stack: ExitStack, directory: Path, flush: str) -> Pair:
 
 
 def apache_pair(stack: ExitStack, directory: Path, flush: str) -> Pair:
-    """A slave finds its master's HA port by the name server, with its next registration."""
+    """Run the pair; a slave gets its master's HA port with its next registration at the name server."""
     two = {"flushDiskType": flush, "inSyncReplicas": "2"}
     master = stack.enter_context(
         ApacheServer(directory / "master", heap="1g", settings={**two, "brokerRole": "SYNC_MASTER"})
@@ -102,7 +102,7 @@ CASES: dict[str, Callable[[ExitStack, Path, str], Pair]] = {
 }
 
 
-#: Whose cost is told as so many times whose.
+#: The compared cases: the first is printed as a multiple of the second.
 COMPARED = (
     ("neve async", "neve none"),
     ("neve sync", "neve none"),
@@ -119,7 +119,7 @@ Costs = dict[tuple[int, str], list[Cost]]
 
 
 def is_ready(broker: str) -> bool:
-    """Whether a message is acknowledged."""
+    """Return whether a message is acknowledged."""
     try:
         create(broker, TOPIC)
         with Client(broker) as client:
@@ -138,7 +138,7 @@ def started(case: str, root: Path, flush: str) -> Iterator[Pair]:
 
 
 def measure(pair: Pair, in_flight: int, warm: float, seconds: float) -> Cost:
-    """One window: what happened between the generator's two marks, and the CPU time of both members meanwhile."""
+    """Measure one window: messages between the generator's two marks, and the CPU time of both members meanwhile."""
     marks: list[tuple[int, int, float, float]] = []
     waited = (0, 0)
     command = raw_command("timed", pair.broker, TOPIC, SIZE, in_flight, warm, seconds)
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def measure_all(options: argparse.Namespace, flush: str) -> tuple[list[str], Costs]:
-    """All cases, side by side."""
+    """Measure all cases side by side."""
     cases, costs = options.case or list(CASES), defaultdict[tuple[int, str], list[Cost]](list)
     with tempfile.TemporaryDirectory(prefix="neve-bench-") as root, ExitStack() as stack:
         pairs = {case: stack.enter_context(started(case, Path(root), flush)) for case in cases}
@@ -204,7 +204,7 @@ def measure_all(options: argparse.Namespace, flush: str) -> tuple[list[str], Cos
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Of one way to flush."""
+    """The figures for one way to flush."""
 
     flush: str
     cases: list[str]
@@ -235,7 +235,7 @@ class Table:
         )
 
     def _compare(self, of: str, to: str, ours: list[Cost], theirs: list[Cost]) -> None:
-        """Each turn with itself: what was busy besides was so for both."""
+        """Compare within each turn, because other load on the machine affected both cases."""
         masters = [one.master_us / other.master_us for one, other in zip(ours, theirs, strict=True)]
         both = [
             (one.master_us + one.slave_us) / (other.master_us + other.slave_us)

@@ -1,11 +1,12 @@
-"""What rounds cost, all in: many tiny objects, and much of one topic, beside plain PUTs of the same objects.
+"""The total cost of archiving rounds: many tiny objects, and much of one topic, compared with plain PUTs of the same
+objects.
 
-    tiny       one message in each of many topics: objects a second, and for each CPU-second
-    bulk       1 KiB records of one topic: MB of records for each CPU-second, and a second
-    plain PUT  the same objects by as many threads, and nothing else: what the store takes at most
+    tiny       one message in each of many topics: objects per second, and per CPU-second
+    bulk       1 KiB records of one topic: MB of records per CPU-second, and per second
+    plain PUT  the same objects by as many threads, and nothing else: the capacity of the store
 
-CPU-seconds are the broker's and its workers'; what the store's own process took is told beside them. A private MinIO;
---directory takes a directory instead.
+CPU-seconds are those of the broker and its workers; those of the store's own process are printed separately. The store
+is a private MinIO; --directory uses a directory instead.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import CommittedObject
 from tests.servers.neve import NeveServer
 
-_TINY = 400  # bytes of a body
+_TINY = 400  # In bytes of a body.
 _UPLOADS = 32
 _MB = 1e6
 _SETTINGS = {"archivePeriod": "1d", "archiveCompactionEnable": "false", "archiveWorkerPriority": "normal"}
 
 
 class Cpu:
-    """CPU-seconds of the broker, of its workers and of the store, each since this was made."""
+    """CPU-seconds of the broker, of its workers and of the store, each since creation."""
 
     def __init__(self, server: NeveServer, store: int | None) -> None:
         self._server, self._broker = server, psutil.Process(server.process.pid)
@@ -68,7 +69,7 @@ def objects(url: str) -> list[CommittedObject]:
 
 
 def measure(case: str, server: NeveServer, store_pid: int | None) -> None:
-    """A round of all that is there, and then the same objects once more without one."""
+    """Run a round over all messages, and then upload the same objects without a round."""
     known = {name.key for name in (objects(server.store) if case != "tiny" else [])}
     settle([server])
     cpu, begun = Cpu(server, store_pid), time.perf_counter()

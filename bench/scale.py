@@ -1,19 +1,20 @@
-"""What many topics cost a broker and its name server, at three sizes: 1,000, 3,000 and 10,000 topics of eight queues.
+"""The cost of many topics for a broker and its name server, at three sizes: 1,000, 3,000 and 10,000 topics of eight
+queues.
 
-    create       CPU time for each topic, made one after another, as `mqadmin updateTopic` does; all servers together
-    create many  the same, 500 topics in a request: how the others come to be there
-    idle         CPU time of all servers for each second in which nobody asks: registrations and all that has a period
+    create       CPU time per topic, created one after another, as `mqadmin updateTopic` does; all servers together
+    create many  the same, 500 topics in a request: how the others are created
+    idle         CPU time of all servers per second without requests: registrations and all periodic work
     route        CPU time of a route query at the name server, of topics in turn
     heartbeat    CPU time of a consumer's heartbeat that subscribes to all topics
     scrape       bytes of /metrics and CPU time (neve)
-    memory       of the broker, what is no file's: without a message, and with one of each topic
+    memory       of the broker, anonymous: without a message, and with one of each topic
     files        below the store while no queue has a message; bytes on the disk
     start        CPU and wall time of a restart until the broker is known: without a message, and with one of each topic
-    restore      of all that from the bucket alone, on an empty disk: CPU and wall time, the most memory (neve)
+    restore      from the bucket alone, on an empty disk: CPU and wall time, the peak memory (neve)
     loop         longest turn of the broker's loop by the CPU time of its thread, from the first topic on (neve)
 
-Behind each size stands how it grew since the one before: 1.0 is in proportion to the topics, 0.0 not at all. Apache's
-broker and name server do the same beside it, one server at a time.
+After each size the table shows the growth since the previous one: 1.0 is proportional to the topics, 0.0 is constant.
+Apache's broker and name server run the same, one server at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tests.servers.neve import NeveServer
 
 SIZES = (1_000, 3_000, 10_000)
 QUEUES = 8
-_ONE_BY_ONE = 50  # topics that are made by a request each
+_ONE_BY_ONE = 50  # The number of topics that are created by a request each.
 _ROUTES = 2_000
 _HEARTBEATS = 5
 _SCRAPES = 5
@@ -52,7 +53,7 @@ Found = dict[str, float]
 
 
 def measure(server: Server, topics: int, served: Served, options: argparse.Namespace) -> Found:
-    """One server, which is up and has no topic."""
+    """Measure a running server without topics."""
     found: Found = {}
     cluster = Cluster(server.broker, topics, QUEUES, 1)
     with Client(server.broker, _WAIT_S) as client:
@@ -75,7 +76,7 @@ def measure(server: Server, topics: int, served: Served, options: argparse.Names
         refused = pipelined(client, ((ROUTE, ext) for ext in routes))
         assert refused == 0, f"{refused} routes are not known"
     settle([server])
-    with _cpu(server, found, "idle ms/s", 1e3 / options.idle):  # registrations and all that has a period
+    with _cpu(server, found, "idle ms/s", 1e3 / options.idle):  # Registrations and all periodic work.
         time.sleep(options.idle)
     if isinstance(server, NeveServer):
         with _cpu(server, found, "scrape ms", 1e3 / _SCRAPES):
@@ -99,7 +100,7 @@ def measure(server: Server, topics: int, served: Served, options: argparse.Names
 
 
 def _send(client: Client, place: tuple[str, int]) -> None:
-    """Apache's broker refuses what has waited for long."""
+    """Send messages; Apache's broker refuses requests that have waited for long."""
     deadline = time.monotonic() + _REFUSED_S
     while (answer := client.invoke(SEND_V2, send_ext(*place, queues=QUEUES), b"x")).code:
         if time.monotonic() > deadline:
@@ -124,7 +125,7 @@ def _restart(server: Server, found: Found, name: str, served: Served) -> None:
 
 
 def _restore(server: NeveServer, found: Found, served: Served) -> None:
-    """Another data directory, the same bucket."""
+    """Restore into another data directory from the same bucket."""
     fresh = server.directory / "restored"
     bucket = Path(server.store.removeprefix("dir:"))
     moved = server.directory / "bucket"
@@ -158,7 +159,7 @@ def _peak(pid: int) -> int:
 
 
 def _files(server: Server) -> tuple[float, float]:
-    """How many there are of queues, and MiB of blocks of all files but logs of text."""
+    """Return the number of queue files, and MiB of blocks of all files except text logs."""
     count, blocks = 0, 0
     for path in server.directory.rglob("*"):
         if path.is_file() and not path.name.endswith((".log", ".out")):
@@ -168,7 +169,7 @@ def _files(server: Server) -> tuple[float, float]:
 
 
 class Served:
-    """Between which times the loop served: in a start and in a stop nobody waits for it."""
+    """The period in which the loop served: during a start and a stop no client waits for it."""
 
     def __init__(self, steps: Path) -> None:
         self._steps = steps
@@ -182,7 +183,7 @@ class Served:
     ends = begins
 
     def turns(self) -> list[dict[str, Any]]:
-        """Long ones, the longest by the CPU time of the loop's thread first."""
+        """Return long turns, ordered by the CPU time of the loop's thread, the longest first."""
         lines = self._steps.read_text().splitlines() if self._steps.exists() else []
         turns = [turn for turn in map(json.loads, lines) if bisect.bisect(self._times, turn["at"]) % 2]
         return sorted(turns, key=lambda turn: -turn["cpu_ms"])
@@ -210,7 +211,7 @@ def _apache(root: Path, topics: int, options: argparse.Namespace) -> Found:
 
 
 def growth(before: float, now: float, sizes: tuple[int, int]) -> str:
-    """The exponent of the topics by which a cost has grown; nothing where it is too little to tell."""
+    """Return the exponent of the growth of a cost with the topics, or nothing if the cost is too small."""
     if before <= 0 or now <= 0:
         return "    "
     return f"{math.log(now / before) / math.log(sizes[1] / sizes[0]):4.1f}"

@@ -1,24 +1,25 @@
-"""What Spark takes for neve's archive, beside one good Parquet file of the same rows read by plain Spark.
+"""The time of Spark on neve's archive, compared with plain Spark on one Parquet file of the same rows.
 
-    full         all columns of all rows, into nothing
-    columns      two whole numbers, the smallest and the greatest of them
-    bodies       body and store time, how many bytes there are
+    full         all columns of all rows, discarded
+    columns      minimum and maximum of two integer columns
+    bodies       body and store time, total bytes
     pruned       all columns of the rows of a fiftieth of the time
     key          all columns of the one row with a key
-    stream       all columns of all rows by a stream with `availableNow`, into nothing
-    hot stream   the same of rows that only the broker has (option namesrv); there is nothing to compare it with
-    verify       every object decoded and compared with the journal; beside it plain Spark's `full`
-    sink         body, tag and key of 100,000 rows of a file, into a topic; there is nothing to compare it with
+    stream       all columns of all rows by a stream with `availableNow`, discarded
+    hot stream   the same for rows that only the broker has (option namesrv), without a comparison
+    verify       every object decoded and compared with the journal; compared with plain Spark's `full`
+    sink         body, tag and key of 100,000 rows of a file, into a topic, without a comparison
 
     plain  the file, zstd, by spark.read.parquet        topic   by read_topic, the JVM's reader
     source format("neve")                               job     a job's function
 
-Spark is local[1]. CPU is of the JVM, its Python workers and this driver, not the broker's and the store's. Cases take
-turns, after one turn that does not count; medians and their spread. MB are of records as they were on the wire.
+Spark is local[1]. CPU time is that of the JVM, its Python workers and this driver, without the broker and the store.
+Cases alternate, after one turn that does not count; the results are medians and their spread. MB are wire bytes of
+records.
 
-Behind that a topic of --objects (100,000), one each five minutes, in MinIO: what it takes to plan all of it, and to
-plan and scan an hour of it, with requests as a proxy counts them. The journal has all names; of the objects only those
-of the hour, and one on either side, are there: who asked for another would fail.
+Afterwards a topic of --objects objects (100,000), one per five minutes, in MinIO: the cost of planning all of it, and
+of planning and scanning an hour of it, with requests as counted by a proxy. The journal has all names; only the objects
+of that hour, and one on either side, exist: a request for another one would fail.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ from tests.servers.processes import free_ports
 
 COLD, HOT, SUNK = "cold", "hot", "sunk"
 QUEUES = 8
-PRUNED = 50  # of so many parts of the time one
+PRUNED = 50  # The number of parts of the time, of which one is read.
 SUNK_ROWS = 100_000
 STORED = SCHEMA.names
-#: What was measured needs a topic that is archived at once, and one that is not archived while it is measured.
+#: One topic must be archived at once, and another must stay unarchived during the measurement.
 SETTINGS = {"archivePeriod": "1h", "archiveMaxAge": "1d", "archiveWorkerPriority": "normal"}
 _CONF = {
     "spark.ui.enabled": "false",
@@ -81,14 +82,14 @@ _MB = 1e6
 
 
 class Cost(NamedTuple):
-    """Of one run: seconds by the clock and of CPU."""
+    """The cost of one run: wall and CPU seconds."""
 
     wall: float
     cpu: float
 
 
 class Meter:
-    """Of one Spark, with what it started."""
+    """Measures one Spark with its child processes."""
 
     def __init__(self, spark: Any) -> None:
         self._jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
@@ -104,13 +105,13 @@ class Meter:
             try:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
-                continue  # in its parent's sum
+                continue  # Included in the sum of its parent.
             total += times.user + times.system + times.children_user + times.children_system
         return total
 
 
 class Size(NamedTuple):
-    """Of a case: what its runs go through."""
+    """The amount of data that a run of a case reads."""
 
     rows: int
     wire: int
@@ -153,7 +154,7 @@ class Figures:
 
 
 def filled(server: NeveServer, topic: str, count: int, size: int) -> None:
-    """JSON that compresses about two to one, a key for each, one of ten tags."""
+    """Fill with JSON that compresses about two to one, a key for each message, and one of ten tags."""
     chance = Random(1)
     with sync.connect(server.namesrv) as client:
         client.admin.create_topic(topic, QUEUES)
@@ -221,7 +222,7 @@ def into_nothing(frame: Any) -> None:
 
 
 class Cases:
-    """What is measured, by case and way."""
+    """The measurements, by case and way."""
 
     def __init__(self, spark: Any, archive: Archive, root: Path) -> None:
         self._spark, self._archive, self._root = spark, archive, root
@@ -312,7 +313,7 @@ class Cases:
         return str(self._root / f"{name}-{self._count}")
 
     def clear(self) -> None:
-        """What the last run wrote."""
+        """Remove the output of the last run."""
         for kind in ("table", "checkpoint"):
             shutil.rmtree(self._root / f"{kind}-{self._count}", ignore_errors=True)
 
@@ -347,14 +348,15 @@ def compare(options: argparse.Namespace) -> None:
 # ---- a topic of very many objects
 
 BROKER, MANY = "broker-a", "many"
-_EACH_MS, _ROWS = 300_000, 20  # an object for each five minutes, of so many messages
+_EACH_MS, _ROWS = 300_000, 20  # One object per five minutes, and its number of messages.
 _OF_COMMIT = 256
 _BEGIN_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 HOUR_MS = 3_600_000
 
 
 def written(store: ObjectStore, count: int, since: int) -> int:
-    """Names of all in the journal, objects of the hour from `since` on and its neighbours; how many rows it has."""
+    """Write all names to the journal, and the objects of the hour from `since` on with neighbours; return its row
+    count."""
     made = pa.BufferOutputStream()
     pq.write_table(_rows_of(0), made, compression="zstd")
     size, rows = made.tell(), 0
@@ -375,7 +377,7 @@ def written(store: ObjectStore, count: int, since: int) -> int:
             names.append(name)
         catalog.apply(catalog.next_seq, Commit(round=catalog.next_seq, names=names))
     through = catalog.next_seq - 1
-    for seq in range(through + 1):  # which nobody reads: they are in the checkpoint
+    for seq in range(through + 1):  # These are not read, because the checkpoint covers them.
         store.put(journal_key("", BROKER, seq), encode_entry(Deleted(keys=[], epoch=1)), if_absent=True)
     told = catalog.write_checkpoint(BROKER, lambda pack, data: _put(store, pack_key("", BROKER, through, pack), data))
     _put(store, checkpoint_key("", BROKER, through), told.content)
@@ -409,7 +411,7 @@ def _put(store: ObjectStore, key: str, data: bytes) -> None:
 
 @contextmanager
 def counting(endpoint: str) -> Iterator[tuple[str, Callable[[], dict[str, int]]]]:
-    """Where the store is asked instead, and what it was asked since the last time."""
+    """Run a counting proxy; yield its address, and a function that returns the requests since its last call."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "bench.counted_store", str(port), endpoint.removeprefix("http://")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
@@ -472,7 +474,7 @@ def many_objects(options: argparse.Namespace) -> None:
 
 
 def _planned(frame: Any) -> None:
-    """Files are divided into tasks, and none is begun."""
+    """Plan: files are divided into tasks, and no task is started."""
     frame._jdf.queryExecution().toRdd().getNumPartitions()
 
 
@@ -494,7 +496,7 @@ def main() -> None:
     end_by_signal()
     if options.messages:
         compare(options)
-        if options.objects:  # in a JVM that has known no other S3
+        if options.objects:  # In a JVM that has not used another S3.
             subprocess.run([sys.executable, "-m", "bench.spark", *sys.argv[1:], "--messages", "0"], check=True)
     elif options.objects:
         many_objects(options)

@@ -1,4 +1,4 @@
-"""A second, minimal client of the Remoting protocol, apart from neve's codec: benchmarks and crash tests use it.
+"""A second, minimal client of the Remoting protocol, independent of neve's codec, for benchmarks and crash tests.
 
 frame = length i32 of what follows | 0x00 and header length u24 | header JSON | body
 """
@@ -27,13 +27,13 @@ SUCCESS = 0
 PULL_NOT_FOUND = 19
 PULL_RETRY_IMMEDIATELY = 20
 PULL_OFFSET_MOVED = 21
-#: Ten digits from the first to the last: a frame's length does not depend on its opaque.
+#: Always ten digits: a frame's length does not depend on its opaque.
 OPAQUE_FIRST = 1_000_000_000
 _HEAD = struct.Struct(">ii")
 
 
 class Response(msgspec.Struct):
-    """The header of an answer; the body is put in by `Responses`."""
+    """The header of an answer; `Responses` adds the body."""
 
     opaque: int
     code: int = -1
@@ -46,11 +46,11 @@ _decode = msgspec.json.Decoder(Response).decode
 
 
 class Refused(Exception):
-    """The broker answered with another code than success."""
+    """The broker answered with a code other than success."""
 
 
 def request(code: int, opaque: int, ext: Mapping[str, object], body: bytes = b"") -> bytes:
-    """One frame, whole."""
+    """Return one complete frame."""
     header = msgspec.json.encode(
         {
             "code": code,
@@ -67,13 +67,14 @@ def request(code: int, opaque: int, ext: Mapping[str, object], body: bytes = b""
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A user of a broker with authentication on."""
+    """A user of a broker with authentication."""
 
     name: str
     secret: str
 
     def signed(self, ext: Mapping[str, object], body: bytes) -> dict[str, object]:
-        """The fields with the two that sign them: HMAC-SHA1 over the values in the order of their names, and body."""
+        """Return the fields with the two that sign them: HMAC-SHA1 of the values in the order of their names, and the
+        body."""
         fields = {name: str(value) for name, value in ext.items()} | {"AccessKey": self.name}
         content = "".join(fields[name] for name in sorted(fields)).encode() + body
         digest = hmac.digest(self.secret.encode(), content, "sha1")
@@ -81,13 +82,13 @@ class Signer:
 
 
 def send_ext(topic: str, queue_id: int, properties: str = "", queues: int = 8) -> dict[str, object]:
-    """The header of SEND_MESSAGE_V2, whose names are letters."""
+    """Return the header of SEND_MESSAGE_V2, whose field names are letters."""
     names = {"a": "raw_load", "b": topic, "c": "TBW102", "d": queues, "e": queue_id, "f": 0, "g": 1_700_000_000_000}
     return {**names, "h": 0, "i": properties, "j": 0, "k": "false", "l": 16, "m": "false"}
 
 
 def pull_ext(group: str, topic: str, queue_id: int, offset: int, count: int = 32) -> dict[str, object]:
-    """The header of a pull that carries its subscription and does not wait for new messages."""
+    """Return the header of a pull that carries its subscription and does not wait for new messages."""
     place = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": count}
     flags = {"sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0}
     return {**place, **flags, "subscription": "*", "subVersion": 0, "expressionType": "TAG"}
@@ -95,7 +96,7 @@ def pull_ext(group: str, topic: str, queue_id: int, offset: int, count: int = 32
 
 @dataclass(slots=True)
 class SendFrames:
-    """Frames of equal messages to the queues in turn, cut so that only the opaque is written for each."""
+    """Frames of equal messages to the queues in turn, built so that only the opaque is written for each."""
 
     topic: str
     body: bytes
@@ -111,7 +112,7 @@ class SendFrames:
         ]
 
     def _ext(self, queue: int) -> dict[str, object]:
-        """The opaque is no field that a signature covers."""
+        """Return the signed fields; the opaque is not covered by a signature."""
         ext = send_ext(self.topic, queue)
         return ext if self.signer is None else self.signer.signed(ext, self.body)
 
@@ -121,7 +122,7 @@ class SendFrames:
 
 
 class Responses:
-    """Bytes in, answers out."""
+    """Parses received bytes into answers."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -161,7 +162,7 @@ class Client:
         self.socket.close()
 
     def invoke(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Response:
-        """One request and its answer, whatever its code."""
+        """Send one request and return its answer, whatever its code."""
         self._opaque += 1
         if self._signer is not None:
             ext = self._signer.signed(ext, body)
@@ -175,7 +176,7 @@ class Client:
                     return answer
 
     def ask(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Response:
-        """As `invoke`, for requests that must succeed."""
+        """Send a request and return its answer; raise Refused unless it succeeded."""
         answer = self.invoke(code, ext, body)
         if answer.code != SUCCESS:
             raise Refused(f"request {code}: code {answer.code}, {answer.remark}")
@@ -193,22 +194,22 @@ class Client:
         self.ask(UPDATE_TOPIC, ext)
 
     def send(self, topic: str, queue_id: int, body: bytes, properties: str = "") -> int:
-        """Sends one message; returns its offset in the queue."""
+        """Send one message; return its offset in the queue."""
         return int(self.ask(SEND_V2, send_ext(topic, queue_id, properties), body).extFields["queueOffset"])
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The first offset of a queue and the one after its last."""
+        """Return the first offset of a queue and the one after its last."""
         ext = {"topic": topic, "queueId": queue_id}
         return tuple(int(self.ask(code, ext).extFields["offset"]) for code in (MIN_OFFSET, MAX_OFFSET))  # type: ignore[return-value]
 
     def read(
         self, topic: str, queue_id: int, start: int, end: int, group: str = "raw_reader"
     ) -> Iterator[MessageRecord]:
-        """The records of a queue from `start` up to `end`, as pulls give them."""
+        """Return the records of a queue from `start` up to `end`, as pulls return them."""
         while start < end:
             answer = self.invoke(PULL, pull_ext(group, topic, queue_id, start))
             if answer.code == PULL_RETRY_IMMEDIATELY:
-                start = int(answer.extFields["nextBeginOffset"])  # behind a gap, or the same
+                start = int(answer.extFields["nextBeginOffset"])  # After a gap, or unchanged.
                 continue
             if answer.code != SUCCESS:
                 raise Refused(f"pull of {topic}/{queue_id} at {start}: code {answer.code}, {answer.remark}")

@@ -268,8 +268,7 @@ def compare_table(found: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Return whether the values are equal; means may differ in the last digits, because the order of addition differs.
-    """
+    """Return whether the values are equal; means may differ in the last digits because of the order of addition."""
     if ours is None or ours != ours:
         return theirs is None or bool(theirs != theirs)
     if isinstance(ours, float):

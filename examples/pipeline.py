@@ -130,8 +130,7 @@ def run(root: Path, options: argparse.Namespace, stack: ExitStack) -> None:
 async def live(
     servers: Servers, flights: pd.DataFrame, weather: pd.DataFrame, job_: Job, stops: int, chance: random.Random
 ) -> None:
-    """Send the year in parts, one for each life of the job; the job is killed while its part arrives or is processed.
-    """
+    """Send the year in parts, one for each life of the job, which is killed while its part arrives or is processed."""
     messages = {FLIGHTS: flight_messages(flights), WEATHER: weather_messages(weather)}
     async with connect(servers.namesrv, timeout=120.0, attempt_timeout=60.0) as client:
         for life in range(stops + 1):
@@ -159,8 +158,7 @@ async def send_parts(client: Any, parts: Mapping[str, list[Message]]) -> None:
 
 
 async def consume(servers: Servers) -> tuple[Figures, int]:
-    """Return the last result for each hour, because messages of one hour arrive in order, and the number of messages.
-    """
+    """Return the last result for each hour and the number of messages; messages of one hour arrive in order."""
     found: Figures = {}
     count = 0
     async with (
@@ -239,8 +237,7 @@ class Job:
         self.told.append(f"killed after {sum(done.values())} batches, amid one of {' and '.join(amid) or 'none'}")
 
     def to_the_end(self) -> dict[str, list[int]]:
-        """End the running job and let another process the rest; return the rows and the distinct rows of the clean
-        tables."""
+        """End the running job and let another process the rest; return rows and distinct rows of the clean tables."""
         self.kill()
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -261,7 +258,7 @@ class Job:
         self._process = None
 
     def _wait(self, seconds: float) -> None:
-        """Wait for a condition. A job that ended for lack of processor time is restarted; any other end is an error."""
+        """Sleep, and restart a job that ended for lack of processor time; any other end is an error."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)

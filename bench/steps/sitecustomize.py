@@ -1,9 +1,10 @@
-"""Watches the loop of a server that is started with this directory on its path: what held it, for how long, by name.
+"""Watch the event loop of a server that is started with this directory on its path: record what blocks it, and how
+long.
 
-A timer comes back every millisecond. When it is late, the loop was held meanwhile: by the wall, and by the CPU time of
-the loop's own thread, which neither a busy machine nor a thread that has the interpreter makes longer. Both bound the
-longest step from above: what ran in one turn of the loop counts together. Where the time went is looked up by a signal
-after each two milliseconds of the process' CPU time.
+A timer is due every millisecond. If it is late, the loop was blocked meanwhile: by wall time, and by the CPU time of
+the loop's own thread, which does not depend on other load of the machine or on a thread that has the interpreter. Both
+are upper bounds for the longest step, because all work in one turn of the loop counts together. A signal after every
+two milliseconds of the process's CPU time samples the running functions.
 
 Each turn of more than 5 ms is a line of JSON in the file that NEVE_BENCH_STEPS names.
 """
@@ -26,12 +27,12 @@ _TOLD_NS = 5_000_000
 _LOOKED_AT_NS = 3_000_000
 _SAMPLE_S = 0.002
 _DEPTH = 4
-_ENTRANCES = ("run_and_exit", "up", "broker", "run", "main", "<module>")  # which every stack begins with
+_ENTRANCES = ("run_and_exit", "up", "broker", "run", "main", "<module>")  # The prefix of every stack.
 _OWN = Path(__file__).parents[2]
 
 
 class Watch:
-    """Of one loop, on its own thread."""
+    """Watches one loop, on the loop's own thread."""
 
     def __init__(self, path: str) -> None:
         self._out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
