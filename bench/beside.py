@@ -71,8 +71,7 @@ class Bench:
         self._server, self._rate, self._in_flight, self._seconds = server, rate, in_flight, seconds
 
     def round(self) -> Round:
-        """Measure one round. With both, the sender begins when the producer is warm, and runs for as long as its
-        window."""
+        """Measure one round. With both, the sender begins when the producer is warm, for the length of its window."""
         settle([self._server])
         sender = self._sender()
         _begin(sender)

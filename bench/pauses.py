@@ -104,8 +104,7 @@ class Cluster:
         return ((topic, queue) for topic in self.topics for queue in range(self.queues))
 
     def fill(self, *, heartbeats: bool = True) -> None:
-        """Store a message in every queue and an offset of every group in every queue; `heartbeats`: of the groups'
-        clients."""
+        """Store a message in every queue and offsets of every group; `heartbeats` are those of the groups' clients."""
         with Client(self.broker, 600) as client:
             assert pipelined(client, ((SEND_V2, send_ext(*place, queues=self.queues)) for place in self.places())) == 0
             if heartbeats:

@@ -1,5 +1,4 @@
-"""A pipelined load generator: frames are built beforehand, and one write answers all received answers. It measures
-capacity.
+"""A pipelined load generator that measures capacity: prebuilt frames, one write for all received answers.
 
     python -m bench.raw_load produce BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS [USER SECRET]
     python -m bench.raw_load timed   BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS

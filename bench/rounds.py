@@ -1,5 +1,4 @@
-"""The total cost of archiving rounds: many tiny objects, and much of one topic, compared with plain PUTs of the same
-objects.
+"""The total cost of archiving rounds: many tiny objects, and much of one topic, compared with plain PUTs.
 
     tiny       one message in each of many topics: objects per second, and per CPU-second
     bulk       1 KiB records of one topic: MB of records per CPU-second, and per second

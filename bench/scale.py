@@ -1,5 +1,4 @@
-"""The cost of many topics for a broker and its name server, at three sizes: 1,000, 3,000 and 10,000 topics of eight
-queues.
+"""The cost of many topics for a broker and its name server: 1,000, 3,000 and 10,000 topics of eight queues.
 
     create       CPU time per topic, created one after another, as `mqadmin updateTopic` does; all servers together
     create many  the same, 500 topics in a request: how the others are created

@@ -355,8 +355,7 @@ HOUR_MS = 3_600_000
 
 
 def written(store: ObjectStore, count: int, since: int) -> int:
-    """Write all names to the journal, and the objects of the hour from `since` on with neighbours; return its row
-    count."""
+    """Write all names, and the objects of the hour from `since` on with neighbours; return the hour's row count."""
     made = pa.BufferOutputStream()
     pq.write_table(_rows_of(0), made, compression="zstd")
     size, rows = made.tell(), 0

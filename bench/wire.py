@@ -73,8 +73,7 @@ class Signer:
     secret: str
 
     def signed(self, ext: Mapping[str, object], body: bytes) -> dict[str, object]:
-        """Return the fields with the two that sign them: HMAC-SHA1 of the values in the order of their names, and the
-        body."""
+        """Return the fields with access key and signature: HMAC-SHA1 of the values, ordered by name, and the body."""
         fields = {name: str(value) for name, value in ext.items()} | {"AccessKey": self.name}
         content = "".join(fields[name] for name in sorted(fields)).encode() + body
         digest = hmac.digest(self.secret.encode(), content, "sha1")

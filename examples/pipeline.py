@@ -268,8 +268,7 @@ class Job:
             self._again()
 
     def _batches(self, step: str, what: str) -> int:
-        """Return the batches of all its lives, by the checkpoint: `offsets` are the begun ones, `commits` the finished
-        ones."""
+        """Return the number of batches of all lives, by the checkpoint: `offsets` have begun, `commits` are done."""
         return sum(one.name.isdigit() for one in (self.home / f"{step}.checkpoint" / what).glob("*"))
 
     def _tail(self) -> str:

@@ -1,5 +1,4 @@
-"""A broker's log and the jobs of its archive in this process, with a clock that the test advances: months pass in
-seconds."""
+"""A broker's log and its archive's jobs in this process, with a clock that the test advances by months."""
 
 from __future__ import annotations
 

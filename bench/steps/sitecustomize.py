@@ -1,5 +1,4 @@
-"""Watch the event loop of a server that is started with this directory on its path: record what blocks it, and how
-long.
+"""Watch the event loop of a server that is started with this directory on its path, and record what blocks it.
 
 A timer is due every millisecond. If it is late, the loop was blocked meanwhile: by wall time, and by the CPU time of
 the loop's own thread, which does not depend on other load of the machine or on a thread that has the interpreter. Both

@@ -53,7 +53,7 @@ def test_a_message_is_found_by_its_ids_key_offset_and_time(neve: Run, topic: str
         return first
 
     wait_until(lambda: main.run([*of_topic, "--key", unique]) == 0, "the key index")
-    neve("topic", "list")  # The output so far does not belong to the following commands.
+    neve("topic", "list")  # Discard the output so far.
     by_key = found("--key", unique)
     assert (by_key["body"], by_key["keys"], by_key["msg_id"]) == ("hello", [unique], receipt["msg_id"])
     assert found(receipt["msg_id"]) == by_key

@@ -100,8 +100,7 @@ def test_a_handler_that_raises_gets_the_message_again(run: Run, unique: str) -> 
 
 
 def test_message_owned_beyond_the_consume_timeout_is_sent_back(run: Run, unique: str) -> None:
-    """Without redeliveries left it becomes a dead letter at once; otherwise it is redelivered after delay level 3, 10
-    s."""
+    """Without redeliveries left it becomes a dead letter at once, otherwise it is redelivered after 10 s (level 3)."""
 
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.consumer(

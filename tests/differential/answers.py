@@ -178,8 +178,7 @@ _ABSENT = "(absent)"
 
 
 def differences(name: str, apache: Mapping[str, Any], neve: Mapping[str, Any]) -> list[Difference]:
-    """Compare field by field; a field in only one answer is a difference. If the codes differ, nothing else is
-    compared."""
+    """Compare field by field; a field in only one answer is a difference. If the codes differ, stop there."""
     if apache["code"] != neve["code"]:
         return [Difference(name, "code", apache["code"], neve["code"])]
     return [Difference(name, *found) for found in _walk("", apache, neve)]

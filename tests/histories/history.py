@@ -15,9 +15,9 @@
     Rested    when a group had consumed everything
     LogPart   a range of a member's CommitLog, as a digest
     Archived  a row of the archive's tables
-    Dropped   what a member evicted because the archive has it
+    Dropped   the messages that a member evicted because the archive has them
     Kept, Gap for `async`: messages that the new master lacked and that are stored elsewhere, and recorded gaps
-    Unsettled a wait that timed out: what the checks miss may still appear
+    Unsettled a wait that timed out: a message that the checks miss may still appear
     BrokenOff why a round was aborted
     Told      a fault, for readers of a history, with its kind at its begin
 

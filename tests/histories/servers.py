@@ -217,8 +217,7 @@ class BrokerSet:
         return await asyncio.to_thread(self._switch, self._controller, "", to)
 
     async def replace(self, member: str, forgotten: Callable[[str], None], *, begins: bool = True) -> bool:
-        """Kill a member, remove it, and start it with an empty disk, at once or later. Return False if its data are
-        needed.
+        """Replace a member by one with an empty disk, at once or later. Return False if its data are needed.
 
         In that case the member returns unchanged. The replacement completes even if the caller is cancelled, and once
         for concurrent callers.

@@ -1,5 +1,4 @@
-"""Fixtures that run `neve up` like a user does: in its own process, on free ports, with its data in the test's
-directory."""
+"""Fixtures that run `neve up` like a user: in its own process, on free ports, with data in the test's directory."""
 
 from __future__ import annotations
 

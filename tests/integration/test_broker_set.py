@@ -1,5 +1,4 @@
-"""A broker set whose members are processes: after the master is killed, another serves and no acknowledged message is
-lost."""
+"""A broker set whose members are processes: if the master is killed, another serves and no message is lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The archive's store hangs, or an object is lost or damaged: hot traffic continues, and cold consumers wait without
-gaps."""
+"""The archive's store hangs, or an object is lost or damaged.
+
+Hot traffic continues, and cold consumers wait without skipping messages.
+"""
 
 import asyncio
 import errno

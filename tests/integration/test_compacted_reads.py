@@ -1,5 +1,4 @@
-"""Reads of objects that compaction merges: by consumers that start afterwards, are in the middle, or go back after
-deletion."""
+"""Reads of objects that compaction merges, before, during and after the old objects are deleted."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ async def post(broker: BrokerController, **query: str) -> list[Any]:
 async def read(
     connection: Connection, topic: str, end: int, offset: int = 0, *, expression: str = "*", kind: str = "TAG"
 ) -> dict[int, bytes]:
-    """Return the messages that a client gets which follows the offsets in the answers; an unanswered pull fails the
-    test."""
+    """Return the messages of a client that follows the offsets in the answers; an unanswered pull fails the test."""
     found: dict[int, bytes] = {}
     while offset < end:
         answer = await ask(
@@ -271,8 +270,7 @@ async def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Pa
 
 
 async def test_a_message_sent_into_a_pop_retry_topic_is_erased_by_its_name(tmp_path: Path) -> None:
-    """A client can send to a retry topic and set any origin; the group receives such a message as one of the named
-    topic."""
+    """A client can send to a retry topic with any origin; the group receives the message as one of the named topic."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
     retry, forged = "%RETRY%poppers+T", "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02"
 
@@ -344,8 +342,7 @@ async def test_a_group_that_pops_goes_on_over_what_was_erased(tmp_path: Path) ->
 
 
 async def test_after_a_crash_between_the_erasing_and_the_hiding_a_start_hides_it(tmp_path: Path) -> None:
-    """The journal has the entry, but no certificate was issued. The start hides the rows from the local copy of the
-    journal."""
+    """The journal has the entry, but no certificate was issued. The start uses the local copy of the journal."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
     async with running(tmp_path / "data", *settings) as (broker, connection):

@@ -165,8 +165,7 @@ def unreachable(neve: Any, first: int) -> None:
 
 
 def back(neve: Any) -> None:
-    """Run the failed jobs now, because each reports its failure until it has run again; check that the archive is
-    online."""
+    """Run the failed jobs now, because their errors are reported until then; check that the archive is online."""
     for job in ("offload", *get(neve, "/archive/status")["errors"]):
         post(neve, f"/jobs/{job}/run")
     wait_until(lambda: bool(get(neve, "/archive/status")["archive"] == "online"))

@@ -1,5 +1,4 @@
-"""Decoding bodies in Spark: as text, JSON with a given or inferred schema, VARIANT, Avro or Protobuf, with errors
-apart."""
+"""Decoding bodies in Spark: text, JSON with a given or inferred schema, VARIANT, Avro, Protobuf, and errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The TTL of a topic on a real object store: messages expire by row group, and objects are deleted after the grace
-period."""
+"""The TTL of a topic on a real object store: messages expire by row group, and objects are deleted later."""
 
 from __future__ import annotations
 

@@ -136,8 +136,7 @@ class Agent(Conversation):
         return found
 
     def pair(self, group: str, topic: str, count: int) -> tuple[list[Got], int]:
-        """Run two members of a group, which rebalances meanwhile; return all messages and the count of the second
-        member."""
+        """Run two members of a group that rebalances; return all messages and the count of the second member."""
         *rows, second = self.ask("pair", group, topic, count, TAKE_S)
         return _got(rows), int(second[1])
 

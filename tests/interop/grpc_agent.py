@@ -104,8 +104,7 @@ class Agent:
         consumer.change_invisible_duration(message, seconds)
 
     def do_push(self, topic: str, group: str, prefix: str, count: int, fails: str) -> list[dict[str, Any]]:
-        """Return a push consumer's messages once it has `count` with the prefix, including the redelivery of the failed
-        one."""
+        """Return a push consumer's messages once it has `count` with the prefix, including a redelivered one."""
         listener = Listener(prefix, count, fails)
         subscription = {topic: rocketmq.FilterExpression()}
         consumer = rocketmq.PushConsumer(self._configuration, group, listener, subscription)

@@ -32,8 +32,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def fill(cluster: Cluster) -> None:
-    """Fill one topic for each way to send, each consumed once while local; one group's messages all become dead
-    letters."""
+    """Fill a topic for each way to send and consume it while local; one group's messages all become dead letters."""
     agent = cluster.agent
     for topic, mode, count in (("plain", "plain", COUNT), ("batch", "batch", COUNT), ("ordered", "queued", COUNT)):
         cluster.make_topic(topic)

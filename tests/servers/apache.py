@@ -225,8 +225,7 @@ class ApacheMember(Processes):
         settings: Mapping[str, str] = {},
         heap: str = "",
     ) -> None:
-        """Create a broker; `heap` selects a server's compiler and collector for measurements, otherwise it starts
-        quickly."""
+        """Create a broker; `heap` selects a server's compiler and collector for measurements, not a quick start."""
         super().__init__(directory)
         self._heap = heap
         port, ha_port = free_ports(2)

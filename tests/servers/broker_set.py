@@ -38,8 +38,8 @@ class BrokerSet(Members[Serving]):
         settings: Mapping[str, object] | None = None,
         **more: object,
     ):
-        """Create a set; `settings` and `more` are keys of all members. Several controllers need an etcd,
-        `register_url`."""
+        """Create a set; `settings` and `more` are keys of all members. Several controllers need `register_url`, an
+        etcd."""
         super().__init__(_CHANGE_S)
         local = {"bindAddress": "127.0.0.1"}
         ports = free_ports(controllers)

@@ -20,8 +20,8 @@ from tests.servers import debian_package
 
 
 class Source(NamedTuple):
-    """A package of a Go module. `go install` refuses a module that replaces others, so a module of ours requires such a
-    one."""
+    """A package of a Go module. If the module replaces others, `go install` rejects it, and a module of ours requires
+    it."""
 
     package: str
     version: str = "latest"

@@ -51,8 +51,7 @@ class MixedSet(Members[Broker]):
         under: Under = Under.APACHE,
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        """Create a set; `settings` are for neve's brokers. The first started broker is master: an Apache broker, if
-        there is one.
+        """Create a set; `settings` are for neve's brokers. The first started broker is master, preferably Apache's.
 
         Several `controllers` are Apache's.
         """

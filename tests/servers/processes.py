@@ -103,8 +103,7 @@ class Processes:
     """The processes of one server: ended or killed together, their CPU time summed."""
 
     def __init__(self, directory: Path, *, own_session: bool = True) -> None:
-        """Create them; `own_session` matters because Linux may schedule sessions before processes, so priorities count
-        within one."""
+        """Create them; `own_session` matters because Linux may schedule by session, so priorities count within one."""
         self.directory = directory
         self._popen = {"start_new_session": True} if own_session else {"process_group": 0}
         self.roots: list[subprocess.Popen[str]] = []
@@ -179,8 +178,7 @@ class Processes:
                 victim.kill()
 
     def stop(self) -> int:
-        """SIGTERM in reverse order of starting, SIGKILL after a time-out. Return the exit status of the last started
-        one."""
+        """SIGTERM in reverse order of starting, SIGKILL after a time-out. Return the exit status of the last one."""
         status, started = 0, self.alive()
         for root in reversed(self.roots):
             with contextlib.suppress(ProcessLookupError):

@@ -235,8 +235,7 @@ class Bucket:
         self.erased |= erased - _places(self.live.values())
 
     def _cut_expired(self, place: Place, gap: Span) -> None:
-        """Mark offsets of an expired object that were erased, or had expired beside erased ones, as nowhere from here
-        on."""
+        """Mark offsets of an expired object that were erased, or had expired beside erased ones, as nowhere."""
         left = []
         for span in self.spans.get(place, []):
             if span.what in self.live or span.last < gap.first or gap.last < span.first:
@@ -299,8 +298,7 @@ class Bucket:
         return min([self.minimums.get(place, 0), *begins])
 
     def nowhere(self, place: Place) -> list[tuple[int, int]]:
-        """Return the offsets in gaps that no object has or had, before or after the gap: an existing message beats a
-        gap."""
+        """Return the offsets in gaps that no object ever has or had: an existing message beats a gap."""
         left = []
         for start, last in joined((gap.first, gap.last) for gap in self.gaps.get(place, [])):
             first = start
@@ -434,8 +432,7 @@ class Model:
                 self.told[topic, queue] = max(self.told.get((topic, queue), 0), end)
 
     def forget(self, topic: str, is_in_log: Callable[[Message], bool]) -> None:
-        """Record that offsets of the topic's former lives may be assigned again; a recreated topic may exist above
-        them."""
+        """Record that offsets of former lives may be assigned again; a recreated topic may exist above them."""
         last = self.deleted_at.get(topic, 0)
         for place in [place for place in self.live if place[0] == topic]:
             sure = [m for m in self.live[place].values() if m.offset >= self.uncertain.get(place, 0)]

@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
     line: str
     stdin: str = ""
-    #: Patterns for the output; the first group of each is kept under its name.
+    #: A name, and a pattern for the output whose first group is kept under it.
     keep: tuple[str, str] | None = None
     #: The command is repeated until its output contains this text.
     until: str = ""
@@ -55,7 +55,7 @@ class Step(NamedTuple):
     measured: bool = False
     #: Leave out the output; only the execution matters.
     silent: bool = False
-    #: Run only with one kind of server.
+    #: Run only with this kind of server.
     only: str = ""
 
 

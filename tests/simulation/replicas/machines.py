@@ -76,7 +76,7 @@ class Process:
             self._backlog.popleft()()
 
     def die(self, *, tells: bool) -> None:
-        """End the process; with `tells` its machine keeps running and closes the connections."""
+        """End the process; if `tells`, its machine keeps running and closes the connections."""
         self.is_alive = self.is_frozen = False
         self._backlog.clear()
         for connection in tuple(self.connections):

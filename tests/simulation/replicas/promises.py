@@ -114,8 +114,7 @@ class Promises:
     # ---- faults
 
     def cut(self, broker: Broker, gone: list[Record]) -> None:
-        """Record a truncation by the protocol: `diverged/` keeps it, so in `async` it is not lost; otherwise a master
-        must have it."""
+        """Record a truncation: `diverged/` keeps the messages for `async`; otherwise a master must have them."""
 
     def lost(self, host: str, gone: list[Record], *, with_disk: bool = False) -> None:
         """Record records lost in a power cut or with a disk."""

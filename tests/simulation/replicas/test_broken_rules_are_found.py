@@ -314,8 +314,7 @@ class _KeepsTheFormerEpoch(EpochCache):
 
 
 class ElectsInSilence(Repeats):
-    """Two elections occur without a write in between, and the first of the two masters has bytes that no other member
-    has."""
+    """Two elections without a write in between, where the first of the two masters alone has some bytes."""
 
     says_settled = False  # That is a write.
 

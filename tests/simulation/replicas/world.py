@@ -490,8 +490,7 @@ class World:
     # ---- healing
 
     def rest(self) -> None:
-        """Heal everything: within REST seconds one member leads, all follow and have all, and a message is
-        acknowledged."""
+        """Heal everything: within REST seconds one member leads, all have caught up, and a message is acknowledged."""
         self.note("all is healed")
         self.network.heal()
         self._slow.clear()

@@ -20,7 +20,7 @@ PAGE = 1000  # Keys per answer to a listing.
 
 
 class _Objects(MutableMapping[str, tuple[bytes, int]]):
-    """key -> (content, when it was written), by the first part of the key."""
+    """key -> (content, time of writing), by the first part of the key."""
 
     def __init__(self) -> None:
         self._folders: dict[str, dict[str, tuple[bytes, int, int]]] = {}  # With the content's size.

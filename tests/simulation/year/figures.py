@@ -89,8 +89,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def memory_of(root: Any) -> int:
-    """Return the bytes of an object and of all objects that only it references: containers, and the archive's own
-    classes."""
+    """Return the bytes of an object and of all that it alone references: containers, and the archive's classes."""
     seen: set[int] = set()
     total, todo = 0, [root]
     while todo:
