@@ -1,13 +1,13 @@
-"""How long sends at a steady rate wait beside a producer that saturates the broker from one connection.
+"""The latency of sends at a steady rate beside a producer that saturates the broker from one connection.
 
-Windows alone and beside take turns. Printed at the end, as medians: the p99 of the steady sender alone and beside the
+Windows alone and beside alternate. Printed at the end, as medians: the p99 of the steady sender alone and beside the
 saturating producer, the rate of the producer alone and beside the sender, the sum of both rates, and the processor time
-of each process for a message.
+of each process per message.
 
 The producer loses at least the broker's time that the sender's own messages take. The expected rate is its rate alone
-less that share, by what these messages cost the broker without the producer. A rate below it is a loss that the broker,
-or a processor that the processes share, adds. `--pin` separates the two: the broker runs on the first processor that
-this process may use, all clients on the second.
+less that share, by the cost of these messages for the broker without the producer. A lower rate is a loss that the
+broker causes, or a processor that the processes share. `--pin` separates the two: the broker runs on the first
+processor that this process may use, all clients on the second.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Produced:
     broker_share: float  # Share of one processor.
 
     def broker_us(self, others: float = 0.0) -> float:
-        """Return the processor time for a message, with `others` a second beside those of the producer."""
+        """Return the processor time per message, with `others` more messages per second beside the producer's."""
         return self.broker_share / (self.rate + others) * 1e6
 
 

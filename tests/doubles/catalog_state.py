@@ -42,7 +42,7 @@ def state_of(catalog: Catalog, broker: str = "b") -> CatalogState:
 
 
 def expiring_keys(catalog: Catalog) -> dict[str, int]:
-    """Return the keys of objects that are out of view and not deleted, with the time after which they may be."""
+    """Return the keys of objects that are out of view and not deleted, with the earliest time of their deletion."""
     return {
         name.key: after for topic in catalog.expiring_topics() for after, name in catalog.topic(topic).expiring_names()
     }

@@ -1,4 +1,4 @@
-"""A function that counts how often it is called between two turns of the loop."""
+"""Count how often a function is called between two turns of the loop."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Recorded:
 
 
 def save(frames: Iterable[Recorded], path: Path = FILE) -> int:
-    """Write the corpus; returns its size on disk in bytes."""
+    """Write the corpus; return its size on disk in bytes."""
     blob = b"".join(_HEAD.pack(item.direction, len(item.frame)) + item.frame for item in frames)
     path.write_bytes(lzma.compress(blob, preset=9))
     return path.stat().st_size

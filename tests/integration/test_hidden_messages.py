@@ -105,7 +105,7 @@ async def by_id(place: Place) -> bytes:
 
 
 async def by_send_back(place: Place) -> bytes:
-    """Return the group's dead letters."""
+    """Send the message back as dead; return the group's dead letters."""
     group = f"back-{next(NUMBERS)}"
     await place.ask(
         Code.CONSUMER_SEND_MSG_BACK, group=group, offset=place.physical, delayLevel=-1, originMsgId="",

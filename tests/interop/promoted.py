@@ -46,7 +46,7 @@ class Pair:
         wait_until(lambda: self.slave.metric(_POLLS) >= polled + 2, "the tables", DEADLINE_S)
 
     def has_log(self) -> None:
-        """Returns when the slave has the master's log."""
+        """Return when the slave has the master's log."""
         catches_up(self.master.broker)
 
     @contextmanager

@@ -450,7 +450,7 @@ class World:
         self.tell(f"of the requests {self.bucket_store.failing:.0%} fail")
 
     def _expire_credentials(self) -> None:
-        """Requests are refused until the credentials are renewed; archiving then resumes without a restart."""
+        """Refuse requests until the credentials are renewed; archiving then resumes without a restart."""
         self.bucket_store.expired = not self.bucket_store.expired
         self.tell(f"the store's credentials are {'expired' if self.bucket_store.expired else 'renewed'}")
 

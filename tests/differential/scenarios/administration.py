@@ -1,4 +1,4 @@
-"""What mqadmin and dashboards ask a broker for: topics, groups, settings, statistics, positions."""
+"""Requests of mqadmin and dashboards to a broker: topics, groups, settings, statistics, offsets."""
 
 from __future__ import annotations
 

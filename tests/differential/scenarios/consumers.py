@@ -1,4 +1,4 @@
-"""Groups at work: heartbeats 34, 35, 38, 46, offsets 14, 15, 29 to 32, locks 41, 42, and messages sent back 36."""
+"""Active groups: heartbeats 34, 35, 38, 46, offsets 14, 15, 29 to 32, locks 41, 42, and messages sent back 36."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeats of consumers and producers, as their clients word them."""
+"""Heartbeats of consumers and producers, as their clients encode them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def heartbeat(
     line: str = "main",
     **more: object,
 ) -> Step:
-    """One consumer of one topic, and a producer group beside it."""
+    """Return a heartbeat of one consumer of one topic, and of a producer group."""
     consumer = {
         "groupName": group,
         "consumeType": "CONSUME_PASSIVELY",

@@ -1,4 +1,4 @@
-"""The name server: brokers register and leave, routes, topic lists, settings."""
+"""The name server: registration and removal of brokers, routes, topic lists, settings."""
 
 from __future__ import annotations
 

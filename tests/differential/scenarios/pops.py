@@ -10,7 +10,8 @@ T = "diff_pop"
 G = "diff_pop_g"
 
 
-#: As a client makes it: start offset, pop time, invisible time, revive queue, retry or not, broker, queue, offset.
+#: A receipt as a client builds it: start offset, pop time, invisible time, revive queue, retry flag, broker, queue,
+#: offset.
 _RECEIPT = "0 ${pop_time} 60000 ${revive} 0 ${broker_name} 0"
 _SAVE = {"pop_time": "ext.popTime", "revive": "ext.reviveQid"}
 

@@ -1,4 +1,4 @@
-"""PULL_MESSAGE 11 and LITE_PULL_MESSAGE 361: every status, and who may not."""
+"""PULL_MESSAGE 11 and LITE_PULL_MESSAGE 361: every status, and refused pulls."""
 
 from __future__ import annotations
 

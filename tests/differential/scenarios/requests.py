@@ -1,4 +1,4 @@
-"""Short ways to write common requests; every field can be replaced, or left out with None."""
+"""Shortcuts for common requests; every field can be replaced, or left out with None."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.differential.steps import Body, Step
 
 BORN_MS = 1_700_000_000_000
 SEND, SEND_V2, SEND_BATCH = 10, 310, 320
-#: Their fields have long names.
+#: Codes whose fields have long names.
 _SPELT_OUT = (SEND, 324)
 _LETTERS = {
     "producerGroup": "a",
@@ -65,7 +65,7 @@ def send(
     step: Mapping[str, Any] | None = None,
     **given: object,
 ) -> Step:
-    """A send under the names that its code wants."""
+    """Return a send with the field names that its code requires."""
     fields = send_fields(topic, **{"batch": code == SEND_BATCH, **given})
     ext = fields if code in _SPELT_OUT else {_LETTERS[field]: value for field, value in fields.items()}
     return Step(name, code, ext, body, **(step or {}))
@@ -112,7 +112,7 @@ def pull(
     step: Mapping[str, Any] | None = None,
     **given: object,
 ) -> Step:
-    """A pull that brings its subscription along and does not wait: sysFlag 4."""
+    """Return a pull that carries its subscription and does not wait: sysFlag 4."""
     defaults = {
         "consumerGroup": "diff_group",
         "topic": topic,
@@ -130,5 +130,5 @@ def pull(
 
 
 def max_offset(name: str, topic: str, until: int, queue_id: int = 0) -> Step:
-    """Asks until the queue is that long: Apache's broker fills its queues behind the append."""
+    """Repeat until the queue has this length: Apache's broker fills its queues after the append."""
     return Step(name, 30, {"topic": topic, "queueId": queue_id}, until={"ext.offset": str(until)})

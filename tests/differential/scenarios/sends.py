@@ -1,4 +1,4 @@
-"""SEND_MESSAGE 10, SEND_MESSAGE_V2 310, SEND_BATCH_MESSAGE 320: what is taken, what is refused."""
+"""SEND_MESSAGE 10, SEND_MESSAGE_V2 310, SEND_BATCH_MESSAGE 320: accepted and refused messages."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ small_store = functools.partial(
 
 
 class Server:
-    """Not started yet."""
+    """One process, not started yet."""
 
     def __init__(self, config: BrokerConfig, clock: SimClock, disk: FaultyDisk, loop: SimLoop) -> None:
         self.disk, self.loop = disk, loop
@@ -41,7 +41,7 @@ class Server:
         self.controller = BrokerController(config, machine, store_config=small_store)
 
     def start(self) -> None:
-        """Raises StartupError or what the disk did."""
+        """Start the broker; raise StartupError or the error of the disk."""
         self.loop.run(self.controller.start(), START_S)
 
     def shutdown(self) -> None:

@@ -388,11 +388,11 @@ class Broker(Process):
         raise AssertionError(action)
 
     def notified(self, fields: dict[str, Any]) -> None:
-        """1008."""
+        """Handle 1008, the controller's notification of roles."""
         self.happens(Seen(View(**fields)))
 
     def epoch_cache(self) -> tuple[str, int, int]:
-        """1007."""
+        """Answer 1007 with the last epoch and the log end."""
         return self.process, self.disk.epochs.last_epoch, self.log.end
 
     # ---- as master: producers
