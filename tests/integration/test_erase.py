@@ -143,7 +143,7 @@ def test_a_key_is_erased_wherever_the_archive_has_it(tmp_path: Path) -> None:
     assert read_by_program[: COUNT - len(MEANT)] == [n for n in range(COUNT) if n not in MEANT]
     assert not [key for key in keys if b"who" in store.get(key)]
     listed = CliRunner().invoke(neve_command, ["archive", "journal", "--store", url])
-    assert f"{len(MEANT)} rows of T are erased" in listed.output
+    assert f"{len(MEANT)} rows of T erased" in listed.output
 
 
 # ---- in the local log, whose segments still contain the messages
