@@ -20,7 +20,7 @@ async def ask(client: AsyncClient, server: Any, code: RequestCode, **ext: str) -
     return lenient_loads(answer.body) if answer.body else None
 
 
-def test_a_member_tells_how_it_does(run: Run, unique: str, server: Any) -> None:
+def test_member_reports_its_running_info(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"x", tags="A", queue=3)
         async with client.consumer(unique, {topic: "A || B"}, start="earliest", in_order=True) as consumer:
@@ -43,7 +43,7 @@ def test_a_member_tells_how_it_does(run: Run, unique: str, server: Any) -> None:
     run(work)
 
 
-def test_a_member_tells_its_positions(run: Run, unique: str, server: Any) -> None:
+def test_member_reports_its_offsets(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for _ in range(2):
             await client.send(topic, b"x", queue=1)
@@ -59,7 +59,7 @@ def test_a_member_tells_its_positions(run: Run, unique: str, server: Any) -> Non
     run(work)
 
 
-def test_a_message_is_handled_on_demand_and_the_verdict_told(run: Run, unique: str, server: Any) -> None:
+def test_member_consumes_a_message_on_request_and_returns_the_result(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         sent = await client.send(topic, b"again", queue=0)
         seen: list[bytes] = []
@@ -90,7 +90,7 @@ def test_a_message_is_handled_on_demand_and_the_verdict_told(run: Run, unique: s
     run(work)
 
 
-def test_offsets_are_reset_under_a_running_member(run: Run, unique: str, server: Any) -> None:
+def test_offsets_of_a_running_member_are_reset(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"once more", queue=2)
         async with client.consumer(unique, topic, start="earliest", long_poll=1.0) as consumer:

@@ -20,7 +20,7 @@ async def bodies(client: AsyncClient, topic: str) -> dict[MessageQueue, list[str
     }
 
 
-def test_all_are_stored_once_in_few_requests_and_lanes_keep_their_order(run: Callable[..., None]) -> None:
+def test_batches_store_messages_once_and_keep_the_order_of_each_key(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         sender = client.batch_sender(max_messages=16, in_flight=4)
         for begin in range(0, 600, 100):
@@ -50,7 +50,7 @@ def numbered(of_queue: Collection[str]) -> list[int]:
     return [int(body.removeprefix("queue ")) for body in of_queue if body.startswith("queue")]
 
 
-def test_what_brokers_take_in_no_batch_goes_alone(run: Callable[..., None]) -> None:
+def test_messages_unfit_for_a_batch_are_sent_alone(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         sender = client.batch_sender(max_bytes=10_000)
         large = Message(topic, bytes(range(256)) * 200, properties={"a": "b"})
@@ -71,7 +71,7 @@ def test_what_brokers_take_in_no_batch_goes_alone(run: Callable[..., None]) -> N
     run(work)
 
 
-def test_what_no_broker_takes_ends_it_and_what_went_before_is_told(run: Callable[..., None]) -> None:
+def test_invalid_message_ends_the_sender_and_earlier_ones_are_counted(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         sender = client.batch_sender(max_messages=2)
         wrong = BatchItem(Message(topic, b"x"), queue=77)
@@ -87,7 +87,7 @@ def test_what_no_broker_takes_ends_it_and_what_went_before_is_told(run: Callable
     run(work)
 
 
-def test_deliveries_say_where_their_messages_are_stored(run: Callable[..., None]) -> None:
+def test_deliveries_have_queue_and_offset_of_their_messages(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.batch_sender(max_messages=7) as sender:
             deliveries = [await sender.put(topic, f"{n}", keys=[f"k{n}"]) for n in range(50)]

@@ -27,7 +27,7 @@ def examples() -> list[Any]:
 
 
 @pytest.mark.parametrize("code", examples())
-def test_an_example_runs(server: Any, topic: str, unique: str, code: str) -> None:
+def test_example_runs(server: Any, topic: str, unique: str, code: str) -> None:
     code = code.replace("127.0.0.1:9876", server.namesrv).replace('"orders"', f'"{topic}"')
     code = code.replace('"billing"', f'"G-{unique}"').replace('"payments"', f'"P-{unique}"')
     compiled = compile(code, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

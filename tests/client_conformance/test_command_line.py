@@ -18,7 +18,7 @@ def neve(server: Any, *arguments: str, stdin: str = "") -> str:
     return done.stdout
 
 
-def test_lines_are_sent_in_order_later_and_with_properties(server: Any, topic: str) -> None:
+def test_produce_sends_lines_in_order_delayed_and_with_properties(server: Any, topic: str) -> None:
     lines = [str(number) for number in range(20)]
     out = neve(
         server, "produce", topic, "--order-key", "k", "-p", "colour=red", stdin="\n".join([*lines[:9], "", *lines[9:]])

@@ -39,11 +39,11 @@ def neve(server: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     return run
 
 
-def test_lines_come_back_byte_for_byte(server: Any, tmp_path: Path) -> None:
+def test_lines_are_consumed_byte_for_byte(server: Any, tmp_path: Path) -> None:
     assert len(list(round_trip(server.namesrv, tmp_path, 5000))) == 5
 
 
-def test_a_message_is_found_by_its_ids_key_offset_and_time(neve: Run, topic: str, unique: str) -> None:
+def test_message_is_found_by_its_ids_key_offset_or_time(neve: Run, topic: str, unique: str) -> None:
     receipt = json.loads(neve("produce", topic, "hello", "-k", unique, "-p", "colour=red", "--queue", "2"))
     neve("produce", topic, "later", "--queue", "2")
     of_topic = ("message", "show", "-t", topic)
@@ -67,7 +67,7 @@ def test_a_message_is_found_by_its_ids_key_offset_and_time(neve: Run, topic: str
     neve(*of_topic, "--key", "nobody", code=NOT_FOUND)
 
 
-def test_a_message_is_sent_again_to_one_group(server: Any, neve: Run, topic: str, unique: str) -> None:
+def test_message_is_resent_to_one_group(server: Any, neve: Run, topic: str, unique: str) -> None:
     receipt = json.loads(neve("produce", topic, "again"))
     first, other = f"{unique}-1", f"{unique}-2"
     with (
@@ -89,7 +89,7 @@ def test_a_message_is_sent_again_to_one_group(server: Any, neve: Run, topic: str
     neve("message", "resend", receipt["msg_id"], "-t", topic, "-g", f"{unique}-nobody", code=NOT_FOUND)
 
 
-def test_the_trace_of_a_message_says_who_sent_and_who_had_it(server: Any, neve: Run, topic: str, unique: str) -> None:
+def test_message_trace_shows_producer_and_consumer(server: Any, neve: Run, topic: str, unique: str) -> None:
     async def send_and_consume() -> str:
         async with connect(server.namesrv, trace=True) as client:
             result = await client.send(topic, b"traced")
@@ -115,9 +115,7 @@ def test_the_trace_of_a_message_says_who_sent_and_who_had_it(server: Any, neve: 
     neve("message", "trace", "0" * 32, code=NOT_FOUND)
 
 
-def test_a_topic_is_altered_and_keeps_what_was_not_named(
-    neve: Run, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_topic_set_keeps_unnamed_settings(neve: Run, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def described() -> dict[str, Any]:
         rows: dict[str, Any] = json.loads(neve("topic", "show", topic, "-o", "json"))
         return rows
@@ -135,7 +133,7 @@ def test_a_topic_is_altered_and_keeps_what_was_not_named(
     neve("topic", "set", "no-such-topic", "--queues", "2", code=NOT_FOUND)
 
 
-def test_a_running_broker_tells_and_takes_its_configuration(server: Any, neve: Run) -> None:
+def test_configuration_of_a_running_broker_is_shown_and_changed(server: Any, neve: Run) -> None:
     (row,) = json.loads(neve("broker", "list", "-o", "json"))
     name = row["broker"]
     assert row["role"] == "master"
@@ -162,7 +160,7 @@ def test_a_running_broker_tells_and_takes_its_configuration(server: Any, neve: R
     assert len(json.loads(neve("broker", "config", "show", name, "flush*", "-o", "json"))) > 1
 
 
-def test_a_broker_is_written_no_more_until_it_may_again(neve: Run, topic: str) -> None:
+def test_writes_to_a_broker_are_disabled_and_enabled(neve: Run, topic: str) -> None:
     (row,) = json.loads(neve("broker", "list", "-o", "json"))
     try:
         neve("broker", "set", row["broker"], "--no-writes", "--yes")
@@ -172,7 +170,7 @@ def test_a_broker_is_written_no_more_until_it_may_again(neve: Run, topic: str) -
     neve("produce", topic, "x")
 
 
-def test_a_cluster_is_listed_and_described_and_a_dead_name_server_is_told(server: Any, neve: Run, topic: str) -> None:
+def test_cluster_show_reports_members_and_a_dead_name_server(server: Any, neve: Run, topic: str) -> None:
     (row,) = json.loads(neve("cluster", "list", "-o", "json"))
     assert (row["cluster"], row["brokers"], row["members"], row["without_master"]) == ("DefaultCluster", 1, 1, None)
     assert row["topics"] >= 1
@@ -184,7 +182,7 @@ def test_a_cluster_is_listed_and_described_and_a_dead_name_server_is_told(server
     neve("cluster", "show", "NoSuchCluster", code=NOT_FOUND)
 
 
-def test_it_is_told_which_part_of_a_topic_is_where(server: Any, neve: Run, topic: str) -> None:
+def test_topic_show_reports_the_tiers_of_its_messages(server: Any, neve: Run, topic: str) -> None:
     for queue in ("0", "1"):
         neve("produce", topic, "hot", "--queue", queue)
     if server.kind == "neve":
@@ -207,7 +205,7 @@ def test_it_is_told_which_part_of_a_topic_is_where(server: Any, neve: Run, topic
     neve("topic", "show", "no-such-topic", "--tiers", code=NOT_FOUND)
 
 
-def test_a_topics_oldest_messages_are_deleted_where_the_broker_can(server: Any, neve: Run, topic: str) -> None:
+def test_topic_trim_deletes_oldest_messages_if_the_broker_supports_it(server: Any, neve: Run, topic: str) -> None:
     for number in range(4):
         neve("produce", topic, str(number), "--queue", "1")
     trim = ("topic", "trim", topic, "--before-offset", "3", "--queue", "1", "--yes")
@@ -220,7 +218,7 @@ def test_a_topics_oldest_messages_are_deleted_where_the_broker_can(server: Any, 
     neve("topic", "trim", "no-such-topic", "--before-time", "-1d", "--yes", code=NOT_FOUND)
 
 
-def test_live_traffic_is_told_by_topic_and_group(server: Any, neve: Run, topic: str, unique: str) -> None:
+def test_top_shows_traffic_by_topic_and_group(server: Any, neve: Run, topic: str, unique: str) -> None:
     for _ in range(3):
         neve("produce", topic, "x" * 100)
     neve("consume", topic, "--group", unique, "--count", "2")
@@ -240,7 +238,7 @@ def test_live_traffic_is_told_by_topic_and_group(server: Any, neve: Run, topic: 
     assert unique in text
 
 
-def test_a_cluster_is_measured_and_nothing_is_left_behind(server: Any, neve: Run, topic: str) -> None:
+def test_bench_measures_a_cluster_and_removes_its_topics(server: Any, neve: Run, topic: str) -> None:
     before = neve("topic", "list")
     sent = json.loads(
         neve("bench", "produce", topic, "--messages", "501", "--batch", "50", "--size", "64", "-o", "json")
@@ -265,7 +263,7 @@ def test_a_cluster_is_measured_and_nothing_is_left_behind(server: Any, neve: Run
     assert neve("topic", "list") == before
 
 
-def test_a_shell_completes_the_clusters_names(server: Any, neve: Run, topic: str, unique: str) -> None:
+def test_shell_completion_offers_names_of_the_cluster(server: Any, neve: Run, topic: str, unique: str) -> None:
     neve("produce", topic, "x")
     neve("consume", topic, "--group", unique, "--count", "1")
     broker = json.loads(neve("broker", "list", "-o", "json"))[0]["broker"]

@@ -75,7 +75,7 @@ async def positions(namesrv: str, group: str, topic: str) -> list[int | None]:
 
 
 @pytest.mark.parametrize("into", ["other", "server"])
-def test_a_topic_comes_over_whole_and_once_with_its_groups(
+def test_topic_is_copied_completely_and_once_with_its_groups(
     server: Any, other: str, neve: Run, unique: str, tmp_path: Path, into: str
 ) -> None:
     source, target = (server.namesrv, other) if into == "other" else (other, server.namesrv)
@@ -128,7 +128,7 @@ def test_a_topic_comes_over_whole_and_once_with_its_groups(
     assert "it is another cluster" in neve(target, "import", directory, code=5)
 
 
-def test_what_is_no_export_is_refused(other: str, neve: Run, tmp_path: Path) -> None:
+def test_import_rejects_an_invalid_export(other: str, neve: Run, tmp_path: Path) -> None:
     neve(other, "import", str(tmp_path), code=3)
     (tmp_path / "export.json").write_text("{")
     assert "cannot be read" in neve(other, "import", str(tmp_path), code=1)
@@ -136,7 +136,7 @@ def test_what_is_no_export_is_refused(other: str, neve: Run, tmp_path: Path) -> 
     assert "has version 2" in neve(other, "import", str(tmp_path), code=1)
 
 
-def test_a_directory_takes_more_topics_and_none_of_another_cluster(
+def test_export_directory_accepts_more_topics_of_the_same_cluster_only(
     server: Any, other: str, neve: Run, unique: str, tmp_path: Path
 ) -> None:
     first, second, directory = f"a{unique}", f"b{unique}", str(tmp_path / "export")

@@ -47,7 +47,7 @@ def orders(server: Any) -> str:
 
 
 @pytest.mark.parametrize("example", examples())
-async def test_an_example_runs(orders: str, example: Callable[[Any], Any]) -> None:
+async def test_example_runs(orders: str, example: Callable[[Any], Any]) -> None:
     async with asyncio.timeout(DEADLINE_S), connect(orders) as client:
         await example(client)
 
@@ -62,7 +62,7 @@ async def test_an_example_runs(orders: str, example: Callable[[Any], Any]) -> No
     ],
     ids=["reader", "group", "pop", "broadcast"],
 )
-def test_neve_consume_selects(
+def test_consume_modes_select_messages(
     orders: str, how: list[str], capfd: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -81,7 +81,7 @@ def test_neve_consume_selects(
     ],
     ids=["reader", "group", "pop"],
 )
-def test_a_script_can_tell_that_neve_consume_gave_fewer_than_asked_for(
+def test_consume_exit_code_reports_fewer_messages_than_requested(
     orders: str, how: list[str], why: str, capfd: Any
 ) -> None:
     sevens = ["consume", "orders", "--namesrv", orders, "--sql", "size = 7", *how]
@@ -91,13 +91,13 @@ def test_a_script_can_tell_that_neve_consume_gave_fewer_than_asked_for(
     assert captured.err.endswith(f"error: 1 of 3 messages: {why}\n")
 
 
-def test_neve_consume_says_what_does_not_go_together(capfd: Any) -> None:
+def test_consume_rejects_conflicting_options(capfd: Any) -> None:
     for arguments in (["--pop"], ["--broadcast"], ["--sql", "a > 1", "--tags", "b"]):
         assert main.run(["consume", "orders", *arguments]) == 2
     assert "--tags and --sql exclude each other" in capfd.readouterr().err
 
 
-def test_the_handler_that_closes_its_consumer_charges_each_message_once(orders: str) -> None:
+def test_handler_that_closes_its_consumer_handles_each_message_once(orders: str) -> None:
     """The page's example is run three times by a new group; each run resumes after the previous one."""
     (handle,) = [param.values[0] for param in examples() if param.id == "handle"]
     group = f"charging-{uuid.uuid4().hex[:8]}"

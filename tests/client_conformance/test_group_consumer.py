@@ -35,7 +35,7 @@ async def receive(consumer: Consumer, count: int) -> list[Received]:
 # ---- retry and dead letters
 
 
-def test_a_message_nacked_too_often_ends_in_the_dead_letter_queue(run: Run, unique: str) -> None:
+def test_message_nacked_too_often_becomes_a_dead_letter(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.consumer(unique, topic, start="earliest", max_redeliveries=1) as consumer:
             sent = await client.send(topic, b"poison", tags="T", keys=["k"], properties={"colour": "red"})
@@ -52,7 +52,7 @@ def test_a_message_nacked_too_often_ends_in_the_dead_letter_queue(run: Run, uniq
     run(work)
 
 
-def test_a_message_that_cannot_be_sent_back_is_copied(run: Run, unique: str) -> None:
+def test_message_that_cannot_be_sent_back_is_copied(run: Run, unique: str) -> None:
     """The broker refuses CONSUMER_SEND_MSG_BACK when it has no message at that offset."""
 
     async def work(client: AsyncClient, topic: str) -> None:
@@ -70,7 +70,7 @@ def test_a_message_that_cannot_be_sent_back_is_copied(run: Run, unique: str) -> 
     run(work)
 
 
-def test_a_handler_that_raises_gets_the_message_again(run: Run, unique: str) -> None:
+def test_message_is_redelivered_to_a_handler_that_raised(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         seen: list[tuple[bytes, int]] = []
         done = asyncio.Event()
@@ -130,7 +130,7 @@ def test_message_owned_beyond_the_consume_timeout_is_sent_back(run: Run, unique:
 # ---- in order
 
 
-def test_in_order_a_nack_repeats_the_message_before_the_next(run: Run, unique: str) -> None:
+def test_nacked_message_in_order_is_redelivered_before_the_next(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(4):
             await client.send(topic, str(number), queue=2)
@@ -171,7 +171,7 @@ def test_message_repeated_too_often_in_order_becomes_a_dead_letter(run: Run, uni
     run(work)
 
 
-def test_queue_in_order_moves_only_when_its_message_is_settled(run: Run, unique: str, server: Any) -> None:
+def test_ordered_queue_is_reassigned_only_after_its_message_is_settled(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(8):
             await client.send(topic, str(number), queue=number % 4)
@@ -225,7 +225,7 @@ def test_sql_selects_by_property(run: Run, unique: str) -> None:
     run(work)
 
 
-def test_a_bad_sql_expression_is_refused_at_the_start(run: Run, unique: str) -> None:
+def test_invalid_sql_expression_is_rejected_at_start(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         consumer = client.consumer(unique, {topic: Subscription.sql("size >")})
         with pytest.raises(BrokerError) as caught:
@@ -237,7 +237,7 @@ def test_a_bad_sql_expression_is_refused_at_the_start(run: Run, unique: str) -> 
     run(work)
 
 
-def test_tags_of_the_same_hash_are_told_apart(run: Run, unique: str) -> None:
+def test_tags_of_the_same_hash_are_distinguished(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for tag in ("Aa", "BB", "C"):  # "Aa" and "BB" have the same hash in Java.
             await client.send(topic, tag, tags=tag, queue=0)
@@ -275,7 +275,7 @@ def test_broadcast_member_receives_all_and_resumes_at_its_offset(
 # ---- flow
 
 
-def test_a_paused_queue_delivers_nothing_until_it_is_resumed(run: Run, unique: str) -> None:
+def test_paused_queue_delivers_nothing_until_resumed(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.consumer(unique, topic, start="earliest") as consumer:
             await consumer.pause(consumer.assigned)

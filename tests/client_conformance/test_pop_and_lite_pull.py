@@ -45,7 +45,7 @@ def bodies(messages: list[Any]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("mode", ["PULL", "POP"])
-def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, mode: str) -> None:
+def test_acknowledged_popped_messages_are_delivered_once(run: Run, unique: str, mode: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         if mode == "POP":
             await client.admin.set_request_mode(unique, topic, mode)
@@ -85,7 +85,7 @@ def test_message_with_a_delay_is_redelivered_and_counted(run: Run, unique: str) 
     run(work)
 
 
-def test_a_message_in_work_stays_invisible_beyond_its_time(run: Run, unique: str, server: Any) -> None:
+def test_invisible_time_is_extended_while_a_message_is_handled(run: Run, unique: str, server: Any) -> None:
     """The handler takes twice the invisible time; another member must not receive the message."""
 
     async def work(client: AsyncClient, topic: str) -> None:
@@ -111,7 +111,7 @@ def test_a_message_in_work_stays_invisible_beyond_its_time(run: Run, unique: str
     run(work)
 
 
-def test_popping_in_order_has_one_message_of_a_queue_in_hand(run: Run, unique: str) -> None:
+def test_ordered_pop_delivers_one_message_of_a_queue_at_a_time(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(6):
             await client.send(topic, str(number), queue=1)
@@ -189,7 +189,7 @@ def test_pop_consumer_reads_retries_of_the_group_from_its_pulls(run: Run, unique
 # ---- lite pull
 
 
-def test_assigned_queues_are_polled_sought_paused_and_committed(run: Run, unique: str) -> None:
+def test_assigned_queues_are_polled_repositioned_paused_and_committed(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(6):
             await client.send(topic, str(number), queue=number % 2)
@@ -240,7 +240,7 @@ def test_offsets_are_found_by_time(run: Run, unique: str) -> None:
     run(work)
 
 
-def test_subscribed_members_share_the_queues_and_go_on_where_they_were(run: Run, unique: str, server: Any) -> None:
+def test_subscribed_members_share_queues_and_resume_at_their_offsets(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.lite_pull_consumer(unique, start="earliest") as one:
             await one.subscribe(topic, "A || B")
@@ -268,7 +268,7 @@ def test_subscribed_members_share_the_queues_and_go_on_where_they_were(run: Run,
 # ---- without asyncio
 
 
-def test_the_synchronous_faces(server: Any, topic: str, unique: str) -> None:
+def test_synchronous_lite_pull_and_pop_consumers(server: Any, topic: str, unique: str) -> None:
     with sync.connect(server.namesrv) as client:
         for number in range(4):
             client.send(topic, str(number))

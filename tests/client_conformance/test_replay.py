@@ -50,7 +50,7 @@ def stored(server: Any, topic: str) -> list[Message]:
         return list(client.reader(topic))
 
 
-def test_a_part_of_a_topic_is_counted_and_sent_again(server: Any, topic: str, unique: str, tmp_path: Path) -> None:
+def test_selected_messages_are_counted_and_replayed(server: Any, topic: str, unique: str, tmp_path: Path) -> None:
     into = f"into-{unique}"
     filled(server, topic, into)
     options = [
@@ -87,7 +87,7 @@ def test_a_part_of_a_topic_is_counted_and_sent_again(server: Any, topic: str, un
     )
 
 
-def test_a_replay_that_is_killed_goes_on_and_says_of_repeats_that_they_are(
+def test_killed_replay_resumes_and_its_duplicates_are_identifiable(
     server: Any, topic: str, unique: str, tmp_path: Path
 ) -> None:
     into = f"into-{unique}"
@@ -111,7 +111,7 @@ def test_a_replay_that_is_killed_goes_on_and_says_of_repeats_that_they_are(
     assert len(found) - COUNT <= 300
 
 
-def test_dead_letters_go_back_to_their_group_or_their_topic(run: Callable[..., None], server: Any, unique: str,
+def test_dead_letters_are_redriven_to_their_group_or_topic(run: Callable[..., None], server: Any, unique: str,
                                                             tmp_path: Path) -> None:  # fmt: skip
     tasks = ["--tasks", str(tmp_path), "-o", "json"]
     told: dict[str, str] = {}

@@ -20,7 +20,7 @@ async def answer_all(client: AsyncClient, consumer: Consumer) -> None:
         )
 
 
-def test_every_asker_gets_its_own_answer(run: Callable[..., None], unique: str, server: Any) -> None:
+def test_each_requester_gets_its_own_reply(run: Callable[..., None], unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with connect(server.namesrv) as other, other.consumer(unique, topic, start="earliest") as consumer:
             answering = asyncio.create_task(answer_all(other, consumer))
@@ -36,7 +36,7 @@ def test_every_asker_gets_its_own_answer(run: Callable[..., None], unique: str, 
     run(work)
 
 
-def test_no_answer_is_an_unknown_outcome_in_time(run: Callable[..., None]) -> None:
+def test_request_without_reply_times_out_with_unknown_outcome(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         began = asyncio.get_running_loop().time()
         with pytest.raises(UnknownOutcome):
@@ -50,7 +50,7 @@ def test_no_answer_is_an_unknown_outcome_in_time(run: Callable[..., None]) -> No
     run(work, queues=1)
 
 
-def test_a_reply_needs_a_request_whose_asker_lives(run: Callable[..., None], server: Any) -> None:
+def test_reply_requires_a_request_of_a_connected_requester(run: Callable[..., None], server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"no request")
         async with connect(server.namesrv) as gone:
@@ -66,7 +66,7 @@ def test_a_reply_needs_a_request_whose_asker_lives(run: Callable[..., None], ser
     run(work, queues=1)
 
 
-def test_the_synchronous_face(server: Any, topic: str, unique: str) -> None:
+def test_synchronous_request_gets_its_reply(server: Any, topic: str, unique: str) -> None:
     with sync.connect(server.namesrv) as client, sync.connect(server.namesrv) as other:
 
         def serve() -> None:

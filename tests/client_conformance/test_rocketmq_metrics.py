@@ -50,7 +50,7 @@ def never(message: Message) -> Any:
     raise AssertionError(f"{message.msg_id} was asked about")
 
 
-def test_the_same_traffic_is_told_alike(run: Callable[..., None], unique: str, server: Server) -> None:
+def test_equal_traffic_has_equal_metrics(run: Callable[..., None], unique: str, server: Server) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(10):
             await client.send(topic, b"x" * (10 if number < 5 else 2000))
@@ -127,7 +127,7 @@ def test_the_same_traffic_is_told_alike(run: Callable[..., None], unique: str, s
         ("rocketmq_rpc_latency_milliseconds_count", {**_RPC, "request_code": "pull_message"}),
     ],
 )
-def test_what_is_told_of_the_broker_has_the_same_labels(
+def test_broker_metrics_have_the_same_labels(
     run: Callable[..., None], server: Server, name: str, labels: dict[str, str]
 ) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
@@ -138,9 +138,7 @@ def test_what_is_told_of_the_broker_has_the_same_labels(
     run(work, queues=1)
 
 
-def test_request_times_have_the_same_bounds_and_processors_the_same_names(
-    run: Callable[..., None], server: Server
-) -> None:
+def test_latency_buckets_and_processor_names_are_equal(run: Callable[..., None], server: Server) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"one")
         series = await scraped(server)

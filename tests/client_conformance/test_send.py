@@ -13,7 +13,7 @@ from neve.client.send.queue_selector import select_by_hash
 from neve.errors import BrokerError, ClientError
 
 
-def test_what_was_sent_is_read_back(run: Callable[..., None]) -> None:
+def test_sent_message_is_read_back(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         sent = await client.send(topic, b"body", tags="A", keys=["k"], properties={"colour": "red"}, queue=1)
         (got,) = (await client.pull(topic, 1, 0, wait=10)).messages
@@ -23,7 +23,7 @@ def test_what_was_sent_is_read_back(run: Callable[..., None]) -> None:
     run(work)
 
 
-def test_equal_keys_share_a_queue_and_keep_their_order(run: Callable[..., None]) -> None:
+def test_messages_of_an_order_key_share_a_queue_in_order(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         queues = await client.queues(topic)
         for number in range(12):
@@ -42,7 +42,7 @@ def test_equal_keys_share_a_queue_and_keep_their_order(run: Callable[..., None])
     run(work)
 
 
-def test_what_the_client_refuses_never_leaves(run: Callable[..., None]) -> None:
+def test_message_rejected_by_the_client_is_not_sent(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for wrong in ({"body": b""}, {"body": b"x" * 1001}, {"body": b"x", "properties": {"KEYS": "k"}}):
             with pytest.raises(ClientError):
@@ -55,7 +55,7 @@ def test_what_the_client_refuses_never_leaves(run: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-def test_a_large_body_travels_compressed_and_arrives_as_it_was(run: Callable[..., None], kind: str) -> None:
+def test_large_body_is_compressed_and_read_back_unchanged(run: Callable[..., None], kind: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         body = bytes(range(256)) * 400
         await client.send(topic, body)
@@ -65,7 +65,7 @@ def test_a_large_body_travels_compressed_and_arrives_as_it_was(run: Callable[...
     run(work, queues=1, compress_type=kind)
 
 
-def test_a_message_is_delivered_when_it_was_told_to(run: Callable[..., None]) -> None:
+def test_delayed_message_is_delivered_when_due(run: Callable[..., None]) -> None:
     """Delivery may be up to one second early, because timers have a resolution of one second."""
 
     async def work(client: AsyncClient, topic: str) -> None:
@@ -87,7 +87,7 @@ def test_a_message_is_delivered_when_it_was_told_to(run: Callable[..., None]) ->
     run(work, queues=1)
 
 
-def test_a_recalled_message_does_not_come(run: Callable[..., None]) -> None:
+def test_recalled_message_is_not_delivered(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         recalled = await client.send(topic, b"never", delay=4)
         kept = await client.send(topic, b"kept", delay=4)
@@ -104,7 +104,7 @@ def test_a_recalled_message_does_not_come(run: Callable[..., None]) -> None:
     run(work, queues=1)
 
 
-def test_message_object_is_sent_as_it_is(run: Callable[..., None]) -> None:
+def test_message_object_is_sent_unchanged(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         message = Message(topic, b"x", "T", ("k", "l"), {"colour": "red"}, 5)
         sent = await client.send(message, queue=0)

@@ -37,7 +37,7 @@ async def traced(client: AsyncClient, msg_id: str, count: int) -> list[list[str]
 
 
 @pytest.mark.servers
-def test_mqadmin_prints_who_sent_a_message_and_who_got_it(run: Run, unique: str, server: Any, tmp_path: Path) -> None:
+def test_mqadmin_prints_producer_and_consumers_of_a_message(run: Run, unique: str, server: Any, tmp_path: Path) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         options: dict[str, Any] = {"trace": True, "producer_group": f"P{unique}"}
         async with connect(server.namesrv, **options) as tracing:
@@ -73,7 +73,7 @@ def test_mqadmin_prints_who_sent_a_message_and_who_got_it(run: Run, unique: str,
     run(work)
 
 
-def test_a_transaction_is_traced_to_its_end(run: Run, unique: str, server: Any) -> None:
+def test_transaction_end_is_traced(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with (
             connect(server.namesrv, trace=True) as tracing,

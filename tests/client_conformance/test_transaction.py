@@ -27,7 +27,7 @@ async def delivered(client: AsyncClient, topic: str, count: int) -> list[Message
     return messages
 
 
-def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], unique: str) -> None:
+def test_commit_delivers_the_message_and_rollback_does_not(run: Callable[..., None], unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.transaction_producer(unique, check=never) as producer:
             async with producer.transaction(topic, b"rolled back") as transaction:
@@ -46,7 +46,7 @@ def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], uni
     run(work, queues=1)
 
 
-def test_an_open_transaction_ends_as_the_check_says(run: Callable[..., None], unique: str) -> None:
+def test_open_transaction_ends_by_check_back(run: Callable[..., None], unique: str) -> None:
     """The broker checks back until it gets an answer: the first check fails, the next is undecided, a third decides."""
 
     async def work(client: AsyncClient, topic: str) -> None:
@@ -75,7 +75,7 @@ def test_an_open_transaction_ends_as_the_check_says(run: Callable[..., None], un
     run(work, queues=1)
 
 
-def test_another_member_of_the_group_answers_for_one_that_is_gone(
+def test_other_group_member_answers_the_check_of_a_lost_producer(
     run: Callable[..., None], unique: str, server: Any
 ) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
@@ -90,7 +90,7 @@ def test_another_member_of_the_group_answers_for_one_that_is_gone(
     run(work, queues=1)
 
 
-def test_a_group_has_one_producer_in_a_client_and_must_be_joined(run: Callable[..., None], unique: str) -> None:
+def test_producer_group_has_one_producer_in_a_client_and_must_be_started(run: Callable[..., None], unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         with pytest.raises(ClientError):
             await client.transaction_producer(unique, check=never).begin(topic, b"x")
@@ -103,7 +103,7 @@ def test_a_group_has_one_producer_in_a_client_and_must_be_joined(run: Callable[.
     run(work, queues=1)
 
 
-def test_the_synchronous_face_runs_work_and_checks_outside_the_loop(server: Any, topic: str, unique: str) -> None:
+def test_synchronous_producer_runs_callbacks_outside_the_event_loop(server: Any, topic: str, unique: str) -> None:
     threads: dict[str, str] = {}
 
     def check(message: Message) -> LocalTransactionState:

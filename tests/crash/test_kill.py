@@ -159,7 +159,7 @@ def recoveries(server: NeveServer) -> Iterator[tuple[bool, int, int]]:
         yield clean == "True", int(cut), int(without_crc)
 
 
-def test_no_acknowledged_message_is_lost(tmp_path: Path) -> None:
+def test_acknowledged_messages_survive_kills_under_load(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     ledger = Ledger()
     server = NeveServer(tmp_path, settings={"flushDiskType": "SYNC_FLUSH"})
@@ -279,7 +279,7 @@ def assert_archive_holds(store_url: str, sent: dict[tuple[int, int], bytes]) -> 
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_kill_inside_an_offload_round(tmp_path: Path, step: str) -> None:
+def test_offload_round_survives_a_kill_at_each_step(tmp_path: Path, step: str) -> None:
     server = NeveServer(tmp_path, settings={"archiveMinBytes": "1"})
     try:
         server.start(env={"NEVE_FAILPOINT": step if "=" in step else f"{step}=crash"})
@@ -302,7 +302,7 @@ def test_kill_inside_an_offload_round(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.parametrize("step", WORKER_STEPS)
-def test_kill_of_the_worker_inside_an_offload_round(tmp_path: Path, step: str) -> None:
+def test_offload_round_survives_a_killed_worker_at_each_step(tmp_path: Path, step: str) -> None:
     """A killed worker is replaced by another, which repeats its objects. Only objects that kill each worker fail."""
     server = NeveServer(tmp_path, settings={"archiveMinBytes": "1", "archivePeriod": "1h"})
     try:

@@ -163,7 +163,7 @@ class World:
 
 @pytest.mark.parametrize("flush_disk_type", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 @pytest.mark.parametrize("seed", range(12))
-def test_nothing_flushed_is_lost(seed: int, flush_disk_type: str) -> None:
+def test_flushed_messages_survive_power_cuts(seed: int, flush_disk_type: str) -> None:
     world = World(seed, flush_disk_type)
     for _ in range(6):
         for _ in range(world.random.randrange(120)):
@@ -183,7 +183,7 @@ def test_nothing_flushed_is_lost(seed: int, flush_disk_type: str) -> None:
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_power_cut_at_a_place(seed: int, place: str) -> None:
+def test_flushed_messages_survive_a_power_cut_at_each_failpoint(seed: int, place: str) -> None:
     world = World(seed, "SYNC_FLUSH")
     with failpoint.armed(place, action=_cut, nth=2 + seed), pytest.raises(_PowerCut):
         for _ in range(5000):
@@ -204,7 +204,7 @@ def room_in_file(store: MessageStore) -> int:
 @pytest.mark.parametrize("filled", ["a record", "to the brim"])
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("place", ["store.allocate", "store.roll", "store.flush", "store.checkpoint"])
-def test_power_cut_while_the_log_goes_on_above_its_archive(place: str, nth: int, filled: str) -> None:
+def test_power_cut_while_the_log_restarts_above_its_archive(place: str, nth: int, filled: str) -> None:
     world = World(7, "SYNC_FLUSH")
     for _ in range(30 if filled == "a record" else 1):
         world.put()
@@ -222,7 +222,7 @@ def test_power_cut_while_the_log_goes_on_above_its_archive(place: str, nth: int,
     assert world.store.max_physical_offset > 1_000_000
 
 
-def test_readers_never_saw_what_was_lost() -> None:
+def test_readable_messages_survive_a_power_cut_with_sync_flush() -> None:
     """With SYNC_FLUSH a message that was once readable is readable after any power cut."""
     for seed in range(10):
         world = World(seed, "SYNC_FLUSH")
@@ -242,7 +242,7 @@ def _cut(name: str) -> None:
     raise _PowerCut(name)
 
 
-def test_an_armed_place_fails_once() -> None:
+def test_armed_failpoint_fails_once() -> None:
     with failpoint.armed("here", "error", nth=2):
         failpoint.hit("here")
         with pytest.raises(FailpointError, match="here"):

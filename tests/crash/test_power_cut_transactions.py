@@ -61,7 +61,7 @@ async def visible(connection: Connection) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_an_answered_end_of_a_transaction_survives_a_power_cut(seed: int) -> None:
+async def test_confirmed_end_of_a_transaction_survives_a_power_cut(seed: int) -> None:
     disk = SimDisk(seed=seed)
     async with broker_on(disk) as (_, connection):
         transactions = [await half(connection, body) for body in (b"committed", b"rolled back", b"open")]

@@ -172,7 +172,7 @@ def behind(position: Position | None, brought: Mapping[str, list[int]]) -> int:
     return worst
 
 
-def test_each_row_is_in_the_table_once_however_often_the_driver_is_killed(
+def test_stream_has_each_row_once_after_repeated_kills_of_its_driver(
     tmp_path: Path, brokers: tuple[ManualClock, dict[str, ArchivingByClock]]
 ) -> None:
     clock, archives = brokers

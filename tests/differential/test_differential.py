@@ -98,7 +98,7 @@ def found(players: tuple[Player, Player]) -> dict[str, list[Difference]]:
 
 
 @pytest.mark.parametrize("scenario", [scenario.name for scenario in SCENARIOS])
-def test_answers_are_equal_but_for_what_the_page_lists(scenario: str, found: dict[str, list[Difference]]) -> None:
+def test_answers_are_equal_except_for_listed_differences(scenario: str, found: dict[str, list[Difference]]) -> None:
     rows = listed()
     unlisted = [difference for difference in found[scenario] if not any(row.covers(difference) for row in rows)]
     assert not unlisted, "\n".join(map(str, unlisted))
@@ -112,7 +112,7 @@ def test_every_supported_code_is_compared(players: tuple[Player, Player]) -> Non
     assert supported - asked == NOT_COMPARED.keys()
 
 
-def test_every_difference_on_the_page_is_still_there(found: dict[str, list[Difference]]) -> None:
+def test_every_listed_difference_still_exists(found: dict[str, list[Difference]]) -> None:
     everything = [difference for part in found.values() for difference in part]
     for row in listed():
         for pattern in row.requests:

@@ -17,7 +17,7 @@ CODEC_FRAMES = int(os.environ.get("NEVE_FUZZ_CODEC", "100000"))
 SERVER_FRAMES = int(os.environ.get("NEVE_FUZZ_SERVER", "10000"))
 
 
-def test_the_corpus_has_both_dialects_and_every_kind_of_client() -> None:
+def test_corpus_has_both_dialects_and_all_common_requests() -> None:
     seeds = seeds_of(corpus.load(), corpus.Direction.CLIENT_TO_BROKER)
     for dialect in (0, 1):
         codes = {seed.command.code for seed in seeds if seed.command.serialize_type == dialect}
@@ -25,13 +25,13 @@ def test_the_corpus_has_both_dialects_and_every_kind_of_client() -> None:
     assert corpus.FILE.stat().st_size < MIB
 
 
-def test_the_same_seed_gives_the_same_frames() -> None:
+def test_same_seed_gives_the_same_frames() -> None:
     seeds = seeds_of(corpus.load())
     one, other = Mutator("a", seeds), Mutator("a", seeds)
     assert [one.cut(one.frame()) for _ in range(500)] == [other.cut(other.frame()) for _ in range(500)]
 
 
-def test_a_crash_in_the_codec_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzer_finds_a_crash_in_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> None:
         raise IndexError
 
@@ -41,14 +41,14 @@ def test_a_crash_in_the_codec_would_be_found(monkeypatch: pytest.MonkeyPatch) ->
     assert any("the stream was" in note for note in found.value.__notes__)
 
 
-def test_the_codec_raises_only_what_it_documents() -> None:
+def test_codec_raises_only_documented_errors() -> None:
     figures = codec_batches(SEED, 0, CODEC_FRAMES)
     assert figures.frames == CODEC_FRAMES
     assert figures.decoded > CODEC_FRAMES // 2
     assert figures.rss_growth < 64 * MIB
 
 
-def test_the_servers_live_on_and_keep_what_they_promised(tmp_path: Path) -> None:
+def test_servers_survive_damaged_frames_and_keep_acknowledged_messages(tmp_path: Path) -> None:
     with Siege(tmp_path, everything(), SEED) as siege:
         siege.attack(SERVER_FRAMES)
         siege.assert_sound(128 * MIB)

@@ -45,7 +45,7 @@ DROPPING = [
 ]
 
 
-def test_what_members_drop_is_in_the_archive_and_read_there_after_a_failover(tmp_path: Path) -> None:
+def test_evicted_messages_are_read_from_the_archive_after_a_failover(tmp_path: Path) -> None:
     promise = Promise(keeps_acknowledged=True, rest_within_ms=PATIENT_MS)
     work = run(
         tmp_path, mode="sync", rounds=1, seed=1, java=True, promise=promise, plans=DROPPING, archives=True,
@@ -58,7 +58,7 @@ def test_what_members_drop_is_in_the_archive_and_read_there_after_a_failover(tmp
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_members_die_freeze_and_are_cut_off_and_every_promise_is_kept(tmp_path: Path, mode: str) -> None:
+def test_rounds_of_kills_freezes_and_cuts_keep_all_promises(tmp_path: Path, mode: str) -> None:
     promise = Promise(keeps_acknowledged=mode == "sync", rest_within_ms=PATIENT_MS)
     work = run(tmp_path, mode=mode, rounds=len(ROUNDS), seed=1, java=True, promise=promise, plans=ROUNDS)
     for number, report in enumerate(asyncio.run(work)):

@@ -39,7 +39,7 @@ def delta_rows(store: Path) -> int:
     return int(pa.table(rows.read_all()).num_rows)
 
 
-def test_the_archive_is_read_as_the_page_says(tmp_path: Path, neve_up: Up) -> None:
+def test_page_examples_read_the_archive(tmp_path: Path, neve_up: Up) -> None:
     store = tmp_path / "archive"
     settings = ("mappedFileSizeCommitLog=64k", "archiveDeltaTopics=flights", "archiveDeltaPeriod=1s")
     with neve_up(tmp_path, "--store", f"dir:{store}", *(word for one in settings for word in ("--set", one))) as neve:

@@ -50,7 +50,7 @@ def read_from_the_first(member: Serving) -> list[bytes]:
         return [bytes(record.body) for record in client.read(TOPIC, 0, 0, end)]
 
 
-def test_masters_are_killed_while_they_archive_and_no_message_is_missing_or_twice(tmp_path: Path) -> None:
+def test_archive_has_each_message_once_when_archiving_masters_are_killed(tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'bucket'}"
     settings = {"archiveMinBytes": 1, "archivePeriod": "1s", "statePeriod": "1s"}
     with BrokerSet(tmp_path, replication="sync", storeUrl=url, settings=settings) as brokers:
@@ -84,7 +84,7 @@ def test_masters_are_killed_while_they_archive_and_no_message_is_missing_or_twic
         assert all("Traceback" not in member.log() for member in brokers.members)
 
 
-def test_a_new_member_starts_where_its_masters_log_does_and_gives_no_offset_twice(tmp_path: Path) -> None:
+def test_member_added_after_eviction_becomes_master_without_offset_reuse(tmp_path: Path) -> None:
     """The member joins when all messages of a topic are only in the bucket, and becomes master after all others die."""
     url = f"dir:{tmp_path / 'bucket'}"
     settings = {"archiveMinBytes": 1, "archivePeriod": "1s"}

@@ -33,7 +33,7 @@ async def lag_latency_ms(broker: BrokerController) -> float:
     return float(found[1])
 
 
-async def test_times_of_archived_messages_are_bounds_not_zero(tmp_path: Path) -> None:
+async def test_times_of_archived_messages_are_bounds_instead_of_zero(tmp_path: Path) -> None:
     clock = ManualClock()
     settings = [f"storeUrl=dir:{tmp_path}/store", "metricsExporterType=PROM", "metricsPromExporterHost=127.0.0.1"]
     settings.append("metricsPromExporterPort=0")

@@ -61,7 +61,7 @@ def start_with_store(root: Path, url: str) -> tuple[int, str]:
         ("words", ("broker.conf:3", "'words' is not key=value")),
     ],
 )
-def test_a_wrong_line_of_the_configuration(tmp_path: Path, line: str, parts: tuple[str, ...]) -> None:
+def test_invalid_configuration_line_is_rejected_by_number(tmp_path: Path, line: str, parts: tuple[str, ...]) -> None:
     path = tmp_path / "broker.conf"
     path.write_text(f"# mine\nbrokerName=b\n{line}\n")
     code, said = start("-c", str(path), "--set", f"storePathRootDir={tmp_path / 'data'}")
@@ -70,7 +70,7 @@ def test_a_wrong_line_of_the_configuration(tmp_path: Path, line: str, parts: tup
     assert not (tmp_path / "data").exists()
 
 
-def test_too_little_room_for_a_segment(tmp_path: Path) -> None:
+def test_disk_too_small_for_a_segment_is_rejected(tmp_path: Path) -> None:
     class Crowded(RealDisk):
         def room(self, path: Path) -> Room:
             return Room(900 << 20, 100 << 20)
@@ -94,24 +94,24 @@ def test_too_little_room_for_a_segment(tmp_path: Path) -> None:
         ("s3://bucket?secret=x", "storeUrl knows only endpoint, region and multipartAbove, not secret"),
     ],
 )
-def test_a_store_that_is_none(tmp_path: Path, url: str, said: str) -> None:
+def test_invalid_store_url_is_rejected(tmp_path: Path, url: str, said: str) -> None:
     code, text = start_with_store(tmp_path, url)
     assert (code, said in text) == (EXIT_ARCHIVE, True), text
 
 
-def test_a_store_that_is_a_file(tmp_path: Path) -> None:
+def test_store_path_that_is_a_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, text = start_with_store(tmp_path / "data", f"dir:{tmp_path / 'file'}")
     assert (code, text.endswith("/file is not a directory (not mounted?)")) == (EXIT_ARCHIVE, True), text
 
 
-def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_uncreatable_data_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, text = start_with_store(tmp_path / "file" / "data", "")
     assert (code, "storePathRootDir=" in text, "Not a directory" in text) == (EXIT_DISK, True, True), text
 
 
-def test_an_admin_port_in_use_is_named_before_anything_is_touched(tmp_path: Path) -> None:
+def test_admin_port_in_use_is_reported_before_any_file_changes(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, text = start("--set", f"adminPort={port}", "--set", f"storePathRootDir={tmp_path / 'data'}", "--set",
@@ -120,7 +120,7 @@ def test_an_admin_port_in_use_is_named_before_anything_is_touched(tmp_path: Path
     assert not (tmp_path / "data").exists()
 
 
-def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     code, text = start_with_store(tmp_path, "s3://bucket?endpoint=http://127.0.0.1:9&region=x")
@@ -129,7 +129,7 @@ def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "retries" not in text
 
 
-def test_no_credentials_anywhere() -> None:
+def test_missing_credentials_are_reported() -> None:
     """Without credentials the library asks for the machine's role, and its error does not say what is missing."""
     said = GenericError(
         "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 3ms - Forbidden"
@@ -139,13 +139,13 @@ def test_no_credentials_anywhere() -> None:
     assert "no credentials: AWS_ACCESS_KEY_ID" in str(told)
 
 
-def test_a_bucket_that_is_gone_does_not_look_like_the_end_of_a_journal() -> None:
+def test_missing_bucket_is_not_mistaken_for_the_end_of_a_journal() -> None:
     answer = "Object at location k not found: 404 Not Found: <Error><Code>{}</Code></Error>"
     assert isinstance(_translate(NotFoundError(answer.format("NoSuchBucket")), "k"), NoSuchBucket)
     assert isinstance(_translate(NotFoundError(answer.format("NoSuchKey")), "k/NoSuchBucket"), NotFound)
 
 
-def test_the_default_profile_counts_without_being_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_profile_is_used_without_being_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -166,7 +166,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
 
 
 @pytest.mark.servers
-def test_a_bucket_that_is_not_there(tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bucket_is_reported(tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     url = server.url("nowhere")
@@ -184,7 +184,7 @@ def test_a_bucket_that_is_not_there(tmp_path: Path, server: Minio, monkeypatch: 
         ("s3:ListBucket", "LIST was refused"),
     ],
 )
-def test_a_right_that_is_lacking(
+def test_missing_permission_is_reported(
     tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch, lacking: str, call: str
 ) -> None:
     policy = {
@@ -226,7 +226,7 @@ def group(name: str) -> tuple[int, dict[str, str], bytes]:
     return Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, json.dumps({"groupName": name}).encode()
 
 
-def test_names_and_lifetimes_over_the_wire(tmp_path: Path, neve_up: Up) -> None:
+def test_invalid_names_and_ttls_are_rejected_over_the_wire(tmp_path: Path, neve_up: Up) -> None:
     with neve_up(tmp_path, "--set", "mappedFileSizeCommitLog=64k") as neve:
         wrong = {
             "a b": "illegal characters",
@@ -256,14 +256,14 @@ def test_names_and_lifetimes_over_the_wire(tmp_path: Path, neve_up: Up) -> None:
 
 
 @pytest.mark.parametrize(("ttl", "said"), [("90m", "the nearest are 1h and 2h"), ("0", "0"), ("soon", "soon")])
-def test_a_lifetime_on_the_command_line(ttl: str, said: str) -> None:
+def test_invalid_ttl_on_the_command_line_is_rejected(ttl: str, said: str) -> None:
     command = [NEVE, "topic", "ttl", "set", "orders", ttl, "--namesrv", "127.0.0.1:9"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_more_queues_than_open_files_end_no_broker(tmp_path: Path) -> None:
+def test_broker_survives_more_queues_than_open_files(tmp_path: Path) -> None:
     """Each queue has a file. If the process may not open all of them at once, the broker opens them in turn."""
     settings = {"storePathRootDir": tmp_path / "data", "listenPort": 0, "adminPort": -1, "brokerIP1": "127.0.0.1"}
     options = settings_as_options(settings | {"mappedFileSizeCommitLog": "1m"})
@@ -279,7 +279,7 @@ def test_more_queues_than_open_files_end_no_broker(tmp_path: Path) -> None:
         assert broker.stop() == 0
 
 
-def test_systemd_hears_that_a_server_serves(tmp_path: Path) -> None:
+def test_server_notifies_systemd_when_ready(tmp_path: Path) -> None:
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(str(address))
@@ -296,7 +296,7 @@ def test_systemd_hears_that_a_server_serves(tmp_path: Path) -> None:
             assert process.wait(60) == 0
 
 
-def test_a_server_takes_all_the_open_files_that_it_may(tmp_path: Path) -> None:
+def test_server_raises_its_open_file_limit_to_the_maximum(tmp_path: Path) -> None:
     settings = {"listenPort": 0, "kvConfigPath": tmp_path / "kv.json"}
     with Serving(tmp_path, "namesrv", *settings_as_options(settings), open_files=256, soft=True) as server:
         (limits,) = [
@@ -307,7 +307,7 @@ def test_a_server_takes_all_the_open_files_that_it_may(tmp_path: Path) -> None:
     assert soft == hard != "256"
 
 
-def test_a_name_server_alone_says_what_is_wrong_and_stops_on_the_first_signal(tmp_path: Path) -> None:
+def test_name_server_rejects_unknown_key_and_stops_on_first_signal(tmp_path: Path) -> None:
     wrong = subprocess.run([NEVE, "namesrv", "--set", "listenPrt=1"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, "unknown key listenPrt" in wrong.stderr) == (EXIT_CONFIG, True), wrong.stderr
     settings = {"listenPort": 0, "kvConfigPath": tmp_path / "kv.json"}

@@ -133,12 +133,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield watching
 
 
-def test_every_expression_of_a_board_has_series(prometheus: Prometheus) -> None:
+def test_every_dashboard_expression_returns_series(prometheus: Prometheus) -> None:
     empty = [one for one in asked() if not prometheus.query(filled(one.expression))]
     assert empty == []
 
 
-def test_what_a_board_offers_to_choose_from_is_there(prometheus: Prometheus) -> None:
+def test_dashboard_variables_have_values(prometheus: Prometheus) -> None:
     for path in BOARDS:
         for variable in json.loads(path.read_text("utf-8"))["templating"]["list"]:
             if variable["type"] == "query":
@@ -148,7 +148,7 @@ def test_what_a_board_offers_to_choose_from_is_there(prometheus: Prometheus) -> 
                 assert prometheus.query(filled(found[1])), variable["name"]
 
 
-def test_the_figures_are_those_of_the_traffic_by_both_names(prometheus: Prometheus) -> None:
+def test_neve_and_rocketmq_metric_names_have_equal_values(prometheus: Prometheus) -> None:
     """Each page is scraped at a different time."""
     for own, rocketmqs in (
         ('sum(neve_topic_messages_in_total{topic="orders"})', 'sum(rocketmq_messages_in_total{topic="orders"})'),
@@ -163,7 +163,7 @@ def test_the_figures_are_those_of_the_traffic_by_both_names(prometheus: Promethe
         wait_until(partial(are_equal, prometheus, own, rocketmqs), own, _S)
 
 
-def test_prometheus_takes_each_alarm_and_none_rings_while_all_is_well(prometheus: Prometheus) -> None:
+def test_prometheus_loads_all_alerts_and_none_fires_in_normal_operation(prometheus: Prometheus) -> None:
     wait_until(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()), "all are evaluated", _S)
     assert {rule["name"]: rule["state"] for rule in prometheus.rules() if rule["state"] != "inactive"} == {}
     done = subprocess.run(
@@ -173,7 +173,7 @@ def test_prometheus_takes_each_alarm_and_none_rings_while_all_is_well(prometheus
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_a_board_is_one_that_grafana_shows_whole(path: Path) -> None:
+def test_dashboard_layout_is_complete_and_valid(path: Path) -> None:
     """Panels do not overlap, ids are unique, and each panel has a title, a unit, a data source and known variables."""
     board = json.loads(path.read_text("utf-8"))
     all_panels = list(panels(board))

@@ -72,7 +72,7 @@ def bodies(answer: RemotingCommand) -> list[bytes]:
     return [record.body for record in iter_records(answer.body)]
 
 
-def test_what_is_sent_is_pulled_with_its_tags(up: NeveServer) -> None:
+def test_sent_messages_are_pulled_with_their_tags(up: NeveServer) -> None:
     async def work(connection: Connection) -> None:
         for index in range(6):
             tag = "even" if index % 2 == 0 else "odd"
@@ -100,7 +100,7 @@ def test_what_is_sent_is_pulled_with_its_tags(up: NeveServer) -> None:
     run(up, work)
 
 
-def test_a_waiting_pull_is_answered_by_the_next_fitting_message(up: NeveServer) -> None:
+def test_waiting_pull_is_answered_by_the_next_matching_message(up: NeveServer) -> None:
     async def work(connection: Connection) -> None:
         await send(connection, "orders", b"first", "TAGS\x01a\x02")
         sender = await open_connection(*up.address)
@@ -129,7 +129,7 @@ def test_a_waiting_pull_is_answered_by_the_next_fitting_message(up: NeveServer) 
         ("orders", b"", "TIMER_DELAY_SEC\x01soon\x02", 0, 13),
     ],
 )
-def test_a_send_that_breaks_a_rule_is_refused(
+def test_invalid_send_is_rejected(
     up: NeveServer, topic: str, body: bytes, properties: str, queue: int, code: int
 ) -> None:
     async def work(connection: Connection) -> None:
@@ -141,7 +141,7 @@ def test_a_send_that_breaks_a_rule_is_refused(
     run(up, work)
 
 
-def test_a_message_sent_back_comes_again_and_ends_as_a_dead_letter(up: NeveServer) -> None:
+def test_message_sent_back_is_redelivered_and_becomes_a_dead_letter(up: NeveServer) -> None:
     async def work(connection: Connection) -> None:
         await send(connection, "orders", b"hard", "TAGS\x01a\x02")
         record = next(iter_records((await pull(connection, "orders", 0)).body))
@@ -158,7 +158,7 @@ def test_a_message_sent_back_comes_again_and_ends_as_a_dead_letter(up: NeveServe
     run(up, work)
 
 
-def test_offsets_and_messages_outlive_a_clean_stop_and_a_kill(tmp_path: Path) -> None:
+def test_offsets_and_messages_survive_a_clean_stop_and_a_kill(tmp_path: Path) -> None:
     async def work(connection: Connection) -> None:
         answers = await asyncio.gather(*(send(connection, "orders", b"%d" % index) for index in range(100)))
         assert {answer.code for answer in answers} == {0}
@@ -192,7 +192,7 @@ def end_ext(stored: RemotingCommand, outcome: int, group: str = "p") -> dict[str
     }
 
 
-def test_transactions_end_once_and_outlive_a_kill(tmp_path: Path) -> None:
+def test_transactions_end_once_and_survive_a_kill(tmp_path: Path) -> None:
     async def begin(connection: Connection) -> list[RemotingCommand]:
         half = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
         stored = [await send(connection, "orders", b"%d" % number, half) for number in range(3)]
@@ -215,7 +215,7 @@ def test_transactions_end_once_and_outlive_a_kill(tmp_path: Path) -> None:
         run(server.start(), end)
 
 
-def test_a_timed_message_outlives_a_kill_and_is_never_early(tmp_path: Path) -> None:
+def test_timer_message_survives_a_kill_and_is_never_delivered_early(tmp_path: Path) -> None:
     async def begin(connection: Connection) -> int:
         due = int(time.time() * 1000) + 2500
         assert (await send(connection, "orders", b"timed", f"TIMER_DELIVER_MS\x01{due}\x02")).ext["recallHandle"]
@@ -235,7 +235,7 @@ def test_a_timed_message_outlives_a_kill_and_is_never_early(tmp_path: Path) -> N
         run(server.start(), wait)
 
 
-def test_cold_messages_are_byte_for_byte_the_hot_ones(up: NeveServer) -> None:
+def test_cold_messages_equal_hot_messages_byte_for_byte(up: NeveServer) -> None:
     async def read(connection: Connection) -> bytes:
         return (await pull(connection, "orders", 0)).body
 
@@ -264,7 +264,7 @@ def test_cold_messages_are_byte_for_byte_the_hot_ones(up: NeveServer) -> None:
     run(up, young)
 
 
-def test_a_deleted_topic_comes_again_empty_and_goes_on_above_its_old_offsets(up: NeveServer) -> None:
+def test_recreated_topic_is_empty_and_continues_above_old_offsets(up: NeveServer) -> None:
     async def fill(connection: Connection) -> None:
         for index in range(5):
             assert (await send(connection, "orders", b"%d" % index)).code == 0
@@ -282,7 +282,7 @@ def test_a_deleted_topic_comes_again_empty_and_goes_on_above_its_old_offsets(up:
     run(up, again)
 
 
-def test_a_taken_port_or_directory_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
+def test_port_or_directory_in_use_ends_with_one_line_and_exit_code(tmp_path: Path) -> None:
     with NeveServer(tmp_path, settings=SMALL) as server:
         command = [NEVE, "broker", "--set", "mappedFileSizeCommitLog=4m"]
         root = f"storePathRootDir={tmp_path / 'data' / 'broker'}"
@@ -304,6 +304,6 @@ def test_a_taken_port_or_directory_is_one_line_and_an_exit_code(tmp_path: Path) 
         assert server.stop() == 0
 
 
-def test_the_broker_stays_small() -> None:
+def test_broker_imports_neither_pyarrow_nor_boto3() -> None:
     code = "import sys, broker.command, broker.broker_controller; print({'pyarrow', 'boto3'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code]).strip() == b"set()"

@@ -28,7 +28,7 @@ def log_of(member: Serving) -> bytes:
     return b"".join(file.read_bytes() for file in files if file.name.isdigit()).rstrip(b"\0")
 
 
-def test_the_master_is_killed_and_nothing_that_was_acknowledged_is_lost(tmp_path: Path) -> None:
+def test_acknowledged_messages_survive_a_kill_of_the_master(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync") as brokers:
         create_topic(brokers)
         killed = list[Serving]()
@@ -55,7 +55,7 @@ def test_the_master_is_killed_and_nothing_that_was_acknowledged_is_lost(tmp_path
         assert log_of(slaves[0]) == log_of(slaves[1]) == log_of(master)
 
 
-def test_what_no_slave_has_is_not_acknowledged_and_a_new_master_never_shows_it(tmp_path: Path) -> None:
+def test_unreplicated_message_is_neither_acknowledged_nor_ever_visible(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync", flushDiskType="SYNC_FLUSH") as brokers:
         create_topic(brokers)
         former, slaves = brokers.master, brokers.slaves
@@ -78,7 +78,7 @@ def test_what_no_slave_has_is_not_acknowledged_and_a_new_master_never_shows_it(t
         assert b"alone" in diverged.read_bytes(), "what it had alone is kept"
 
 
-def test_a_set_of_which_one_is_left_takes_nothing_and_goes_on_when_another_comes(tmp_path: Path) -> None:
+def test_sync_set_rejects_sends_until_a_second_member_is_in_sync(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync", members=2) as brokers:
         create_topic(brokers)
         (slave,) = brokers.slaves
@@ -90,7 +90,7 @@ def test_a_set_of_which_one_is_left_takes_nothing_and_goes_on_when_another_comes
         wait_until(lambda: takes(brokers.master), "both have it again", _CHANGE_S)
 
 
-def test_after_a_stop_of_all_the_set_goes_on_with_what_it_had(tmp_path: Path) -> None:
+def test_set_keeps_its_messages_after_all_members_stop(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync") as brokers:
         create_topic(brokers)
         assert takes(brokers.master, b"before")
@@ -104,7 +104,7 @@ def test_after_a_stop_of_all_the_set_goes_on_with_what_it_had(tmp_path: Path) ->
         assert bodies(brokers.master)[0] == b"before"
 
 
-def test_a_master_that_was_frozen_acknowledges_nothing_when_it_wakes_and_follows(tmp_path: Path) -> None:
+def test_frozen_master_follows_on_waking_and_acknowledges_nothing(tmp_path: Path) -> None:
     """The old master was frozen past its timeout, and learns of the new master from messages, not from its clock."""
     with BrokerSet(tmp_path, replication="sync", controllerHeartBeatTimeoutMills="2s") as brokers:
         create_topic(brokers)

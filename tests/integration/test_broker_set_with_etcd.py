@@ -57,7 +57,7 @@ def designate(brokers: BrokerSet, broker_id: int) -> None:
         wait_until(is_elected, "the designated broker is elected", _CHANGE_S)
 
 
-def test_the_set_goes_on_whatever_of_those_who_decide_about_it_goes(tmp_path: Path) -> None:
+def test_set_survives_the_loss_of_a_controller_or_of_etcd(tmp_path: Path) -> None:
     with with_etcd(tmp_path) as (etcd, brokers):
         assert takes(brokers.master)
         one, other = brokers.controllers
@@ -104,7 +104,7 @@ def kept_before_an_election(brokers: BrokerSet, etcd: Node, backup: Path) -> Non
     brokers.wait_until_in_sync(*brokers.members)
 
 
-def test_a_backup_of_etcd_elects_nobody_until_an_operator_has_said_who_knows_most(tmp_path: Path) -> None:
+def test_restored_etcd_elects_no_master_until_an_operator_designates_one(tmp_path: Path) -> None:
     with with_etcd(tmp_path) as (etcd, brokers):
         kept_before_an_election(brokers, etcd, tmp_path / "backup")
         master, epoch = brokers.master, brokers.epoch
@@ -119,7 +119,7 @@ def test_a_backup_of_etcd_elects_nobody_until_an_operator_has_said_who_knows_mos
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_an_etcd_that_lost_everything_makes_no_empty_broker_master(tmp_path: Path, restarts: bool) -> None:
+def test_empty_broker_is_not_elected_after_etcd_lost_its_data(tmp_path: Path, restarts: bool) -> None:
     """This holds for controllers that remember the set and for controllers that learn of it from its brokers."""
     with with_etcd(tmp_path) as (etcd, brokers):
         master, epoch = brokers.master, brokers.epoch

@@ -247,7 +247,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
 
 
 @pytest.mark.servers
-def test_cold_bytes_are_the_hot_bytes(broker: dict[str, object]) -> None:
+def test_archived_messages_equal_local_messages_byte_for_byte(broker: dict[str, object]) -> None:
     address, admin, store = (str(broker[name]) for name in ("broker", "admin", "store"))
     sent = send(address, itertools.islice(enumerate(shapes(random.Random(1))), MESSAGES))
     client = RawClient(address)
@@ -261,7 +261,7 @@ def test_cold_bytes_are_the_hot_bytes(broker: dict[str, object]) -> None:
 
 
 @pytest.mark.servers
-def test_bytes_that_were_compacted_twice_are_the_hot_bytes(broker: dict[str, object]) -> None:
+def test_twice_compacted_messages_equal_local_messages_byte_for_byte(broker: dict[str, object]) -> None:
     address, admin, store = (str(broker[name]) for name in ("broker", "admin", "store"))
     count = MESSAGES * PARTS // (PARTS - 1)
     messages, sent = itertools.islice(enumerate(shapes(random.Random(2), SMALL_BODY_MAX)), count), Counter[str]()

@@ -23,7 +23,9 @@ USAGE, NOT_FOUND, CONFLICT, UNREACHABLE = 2, 3, 5, 6
 STOP_S = 60
 
 
-def test_brokers_that_are_frozen_or_gone_are_no_empty_list(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_brokers_are_an_error_instead_of_an_empty_list(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     theirs = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": tmp_path / "kv"}
     with Serving(tmp_path / "namesrv", "namesrv", *settings_as_options(theirs)) as names:
         namesrv = names.namesrv
@@ -45,7 +47,7 @@ def test_brokers_that_are_frozen_or_gone_are_no_empty_list(tmp_path: Path, capfd
             assert "knows no broker" in said.err
 
 
-def test_archive_verbs_find_the_admin_port_of_the_name_servers_broker(
+def test_archive_commands_find_the_admin_port_by_name_server(
     neve_up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("NEVE_ADMIN", "NEVE_STORE"):
@@ -72,14 +74,12 @@ def test_archive_verbs_find_the_admin_port_of_the_name_servers_broker(
         assert asyncio.run(configured())["adminPort"] == neve.admin.rpartition(":")[2]
 
 
-def test_without_a_name_server_the_usual_admin_port_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
+def test_archive_commands_use_default_admin_port_without_name_server(capfd: pytest.CaptureFixture[str]) -> None:
     main.run(["archive", "list", "-n", "127.0.0.1:1"])
     assert "asking the broker at 127.0.0.1:10913: no name server" in capfd.readouterr().err
 
 
-def test_topic_upserts_keep_what_they_do_not_change(
-    neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_topic_updates_keep_unchanged_settings(neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """UPDATE_AND_CREATE_TOPIC replaces the whole row, so each writer must start from the current row."""
     with neve_up(tmp_path / "neve") as neve:
         asked = ["-n", neve.namesrv]

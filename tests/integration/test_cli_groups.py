@@ -20,9 +20,7 @@ from tests.group_verbs import (
 from tests.server_process import Up, offload
 
 
-def test_a_groups_lag_its_age_and_how_much_of_it_is_cold(
-    neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_group_shows_lag_age_and_cold_share(neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with neve_up(tmp_path / "neve", "--set", "adminPort=0") as server:
         fill(server.namesrv)
         neve = Neve(server.namesrv, capfd)
@@ -47,7 +45,7 @@ def test_a_groups_lag_its_age_and_how_much_of_it_is_cold(
         assert (rows[0]["lag"], rows[0]["cold"], rows[0]["behind_ms"]) == (0, 0, 0)
 
 
-def test_members_are_shown_with_their_queues_while_they_are_there(
+def test_connected_members_are_shown_with_their_queues(
     neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with neve_up(tmp_path / "neve") as server:
@@ -55,7 +53,7 @@ def test_members_are_shown_with_their_queues_while_they_are_there(
         members_are_told(Neve(server.namesrv, capfd), server.namesrv)
 
 
-def test_a_reset_does_what_it_showed_and_a_deleted_group_is_gone(
+def test_reset_matches_its_dry_run_and_deleted_group_is_removed(
     neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with neve_up(tmp_path / "neve") as server:

@@ -49,7 +49,7 @@ def own(message: Message) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("form", ["auto", "base64", "both"])
-def test_what_consume_prints_as_json_produce_sends_again_byte_for_byte(namesrv: str, form: str) -> None:
+def test_produce_resends_json_output_of_consume_byte_for_byte(namesrv: str, form: str) -> None:
     first, second = f"trip-{form}", f"trip-back-{form}"
 
     async def send() -> None:
@@ -84,7 +84,7 @@ def _is_text(body: bytes) -> bool:
     return True
 
 
-def test_a_line_that_is_no_message_is_named(namesrv: str) -> None:
+def test_produce_names_the_line_that_is_not_a_message(namesrv: str) -> None:
     for line, why in (
         (b"no json", b"it is not JSON"),
         (b"[1]", b"it is not a JSON object"),
@@ -102,7 +102,7 @@ def test_a_line_that_is_no_message_is_named(namesrv: str) -> None:
         assert [row["line"] for row in rows(done.stdout)] == [1]
 
 
-def test_a_line_that_is_too_long_is_named_and_what_was_stored_has_its_receipt(namesrv: str) -> None:
+def test_produce_names_a_too_long_line_and_prints_receipts_of_stored_ones(namesrv: str) -> None:
     long = b"x" * (5 << 20)
     done = neve(namesrv, "produce", "toolong", stdin=b"one\n" + long + b"\nthree\nfour")
     assert done.returncode == 1
@@ -117,7 +117,7 @@ def test_a_line_that_is_too_long_is_named_and_what_was_stored_has_its_receipt(na
     assert [message.body for message in asyncio.run(stored(namesrv, "toolong-in-order"))] == [b"one"]
 
 
-def test_one_interrupt_ends_a_produce_that_waits_for_its_terminal(namesrv: str) -> None:
+def test_one_interrupt_ends_produce_that_reads_from_a_terminal(namesrv: str) -> None:
     ours, theirs = pty.openpty()
     # The shell ignores interrupts for processes started with `&`, and child processes inherit that.
     heeds = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
@@ -171,21 +171,21 @@ def test_one_interrupt_ends_a_produce_that_waits_for_its_terminal(namesrv: str) 
         (["produce", "t", "--json", "--tags", "x"], "from each line"),
     ],
 )
-def test_an_option_that_cannot_be_honoured_is_refused(
+def test_unsupported_option_combination_is_rejected(
     arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(arguments) == USAGE
     assert why in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_queue_that_is_not_there_is_not_found(namesrv: str) -> None:
+def test_consume_of_a_missing_queue_exits_with_not_found(namesrv: str) -> None:
     assert neve(namesrv, "produce", "queues", "--queue", "0", "hello").returncode == 0
     assert neve(namesrv, "consume", "queues", "--queue", "0").stdout == b"hello\n"
     assert neve(namesrv, "consume", "queues", "--queue", "1").stdout == b""
     assert neve(namesrv, "consume", "queues", "--queue", "99").returncode == NOT_FOUND
 
 
-def test_from_last_without_a_group_is_what_comes_from_now_on(namesrv: str) -> None:
+def test_consume_from_last_without_group_returns_new_messages_only(namesrv: str) -> None:
     assert neve(namesrv, "produce", "tail", "old").returncode == 0
     process = subprocess.Popen(
         [NEVE, "consume", "tail", "--from", "latest", "--count", "2"],
@@ -216,7 +216,7 @@ def test_consume_reports_committed_offsets_of_the_group(namesrv: str) -> None:
     assert b"it continues there" in second.stderr
 
 
-def test_lines_keep_what_is_in_them(namesrv: str) -> None:
+def test_lines_keep_their_content(namesrv: str) -> None:
     text = "".join(f"line {number} \u2028 {'x' * (number * 37 % 9000)}\n" for number in range(300)).encode()
     done = neve(namesrv, "produce", "many", "--order-key", "k", stdin=text + b"\r\n\nlast without an end")
     assert done.returncode == 0, done.stderr
@@ -241,7 +241,7 @@ def test_lines_have_their_keys_and_properties(namesrv: str) -> None:
     assert b"1 messages are stored" in bad.stderr
 
 
-def test_a_file_is_a_message_whatever_is_in_it(namesrv: str, tmp_path: Path) -> None:
+def test_file_of_any_content_is_sent_as_one_message(namesrv: str, tmp_path: Path) -> None:
     files = []
     for number, body in enumerate([*BODIES, b"x" * 3_000_000]):
         files.append(tmp_path / f"file {number}")
@@ -260,7 +260,7 @@ def test_a_file_is_a_message_whatever_is_in_it(namesrv: str, tmp_path: Path) -> 
     assert f"file {empty}: the message body is empty".encode() in failed.stderr
 
 
-def test_quiet_prints_no_receipts_and_an_error_still_says_what_is_stored(namesrv: str) -> None:
+def test_quiet_prints_no_receipts_but_errors_report_stored_messages(namesrv: str) -> None:
     done = neve(namesrv, "produce", "quiet", "--quiet", "--progress", stdin=b"1\n2\n")
     assert (done.returncode, done.stdout) == (0, b"")
     assert done.stderr.startswith(b"sent 2 messages to quiet in ")
@@ -270,13 +270,13 @@ def test_quiet_prints_no_receipts_and_an_error_still_says_what_is_stored(namesrv
     assert b"1 messages are stored; nothing after line 2 was sent" in bad.stderr
 
 
-def test_lines_end_with_what_was_named(namesrv: str) -> None:
+def test_lines_end_with_the_given_delimiter(namesrv: str) -> None:
     assert neve(namesrv, "produce", "ended", "-D", r"\0", "--order-key", "k", stdin=b"a\nb\0c\r\0").returncode == 0
     assert [message.body for message in asyncio.run(stored(namesrv, "ended"))] == [b"a\nb", b"c\r"]
     assert neve(namesrv, "consume", "ended", "-D", r"\0").stdout == b"a\nb\0c\r\0"
 
 
-def test_lines_are_sent_together_and_to_all_queues(namesrv: str) -> None:
+def test_lines_are_sent_in_batches_to_all_queues(namesrv: str) -> None:
     asyncio.run(_create(namesrv, "spread", 4))
     done = neve(namesrv, "produce", "spread", stdin=b"".join(b"%d\n" % number for number in range(2000)))
     receipts = rows(done.stdout)
@@ -295,7 +295,7 @@ async def _create(namesrv: str, topic: str, queues: int) -> None:
         await client.admin.create_topic(topic, queues)
 
 
-def test_a_part_of_a_topic_is_read_by_offsets_times_and_from_its_end(namesrv: str) -> None:
+def test_consume_reads_a_range_by_offset_time_and_from_the_end(namesrv: str) -> None:
     asyncio.run(_create(namesrv, "parts", 2))
     for queue, texts in (("0", b"a\nb\nc\n"), ("1", b"d\ne\n")):
         assert neve(namesrv, "produce", "parts", "--queue", queue, "--tags", "x", stdin=texts).returncode == 0
@@ -319,7 +319,7 @@ def test_a_part_of_a_topic_is_read_by_offsets_times_and_from_its_end(namesrv: st
     assert read("--to", middle, "--queue", "1") == b""
 
 
-def test_following_prints_what_comes_until_it_is_interrupted(namesrv: str) -> None:
+def test_follow_prints_new_messages_until_interrupted(namesrv: str) -> None:
     assert neve(namesrv, "produce", "followed", stdin=b"old\n").returncode == 0
     heeds = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen(
@@ -343,7 +343,7 @@ def test_following_prints_what_comes_until_it_is_interrupted(namesrv: str) -> No
 
 
 @pytest.mark.parametrize("how", [[], ["--follow"], ["--group", "piped", "--idle", "60"]])
-def test_a_reader_that_goes_ends_it_without_a_word(namesrv: str, how: list[str]) -> None:
+def test_consume_ends_silently_when_its_output_pipe_closes(namesrv: str, how: list[str]) -> None:
     topic = f"piped{len(how)}"
     assert neve(namesrv, "produce", topic, "-q", stdin=b"x" * 1000 + b"\n" + b"line\n" * 30_000).returncode == 0
     process = subprocess.Popen(
@@ -368,12 +368,12 @@ def test_a_reader_that_goes_ends_it_without_a_word(namesrv: str, how: list[str])
         assert rest.stdout.count(b"\n") > 0, "what nobody read was acknowledged"
 
 
-def test_many_lines_come_back_byte_for_byte(namesrv: str, tmp_path: Path) -> None:
+def test_many_lines_are_consumed_byte_for_byte(namesrv: str, tmp_path: Path) -> None:
     """`make lines` runs this test with a million lines."""
     assert len(list(round_trip(namesrv, tmp_path, 20_000))) == 5
 
 
-def test_receipts_that_no_disk_takes_are_missing_with_a_word(namesrv: str) -> None:
+def test_unwritable_receipts_are_reported(namesrv: str) -> None:
     environment = {**os.environ, "NAMESRV_ADDR": namesrv}
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(

@@ -21,7 +21,7 @@ from tests.servers.neve import NEVE
 pytestmark = pytest.mark.servers
 
 
-def test_a_minio_to_try_with(tmp_path: Path) -> None:
+def test_minio_serve_prints_settings_and_keeps_data_over_restart(tmp_path: Path) -> None:
     """`--serve` prints shell variables, keeps bucket and keys over a restart, and ends on a signal."""
     command = [sys.executable, "-m", "infra.objects.minio", "--serve", str(tmp_path / "minio")]
     exports: dict[str, str] = {}
@@ -40,7 +40,7 @@ def test_a_minio_to_try_with(tmp_path: Path) -> None:
         ]
 
 
-def test_doctor_and_journal(
+def test_doctor_and_journal_commands_work_on_s3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with minio.running(tmp_path / "minio") as server:

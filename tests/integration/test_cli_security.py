@@ -68,7 +68,7 @@ def test_every_verb_signs_and_encrypts(
         assert "guess" not in "".join(capfd.readouterr())
 
 
-def test_half_of_a_pair_is_wrong_usage(
+def test_incomplete_credentials_or_tls_options_are_usage_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     half = tmp_path / "half.yml"
@@ -85,7 +85,7 @@ def test_half_of_a_pair_is_wrong_usage(
     assert "s3cr3t" not in said
 
 
-def test_where_credentials_and_trust_come_from(
+def test_security_options_take_precedence_over_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: tuple[Path, Path]
 ) -> None:
     file = tmp_path / "tools.yml"

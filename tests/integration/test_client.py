@@ -60,7 +60,7 @@ async def receive(consumer: Consumer, count: int) -> list[Message]:
     return messages
 
 
-def test_what_was_sent_is_read_back(namesrv: str) -> None:
+def test_sent_messages_are_read_back(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         result = await client.send(topic, "hällo", tags="A", keys="k1 k2", properties={"x": "ü"}, flag=3, queue=2)
         assert (result.status, result.queue.queue_id, result.queue_offset) == ("SEND_OK", 2, 0)
@@ -81,7 +81,7 @@ def test_what_was_sent_is_read_back(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_large_bodies_batches_and_many_at_once(namesrv: str) -> None:
+def test_large_bodies_batches_and_concurrent_sends_are_read_back(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"z" * 100_000, queue=0)
         batch = await client.send_batch(topic, [b"1", Message(topic, b"2", tags="T"), "3"], queue=0)
@@ -98,7 +98,7 @@ def test_large_bodies_batches_and_many_at_once(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_a_oneway_message_arrives(namesrv: str) -> None:
+def test_oneway_message_is_stored(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send_oneway(topic, b"x", queue=1)
         result = await client.pull(topic, 1, 0, wait=10)
@@ -107,7 +107,7 @@ def test_a_oneway_message_arrives(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_offsets_out_of_range_are_told(namesrv: str) -> None:
+def test_pull_reports_offsets_out_of_range(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         before = int(time.time() * 1000)
         for number in range(3):
@@ -138,7 +138,7 @@ def test_a_pull_waits_for_the_next_message(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_a_group_reads_everything_once_and_goes_on_where_it_was(namesrv: str) -> None:
+def test_group_reads_each_message_once_and_resumes_at_its_offset(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         group = f"G-{topic}"
         for number in range(50):
@@ -157,7 +157,7 @@ def test_a_group_reads_everything_once_and_goes_on_where_it_was(namesrv: str) ->
     run(namesrv, work)
 
 
-def test_what_was_not_acked_comes_again(namesrv: str) -> None:
+def test_unacknowledged_message_is_redelivered(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(3):
             await client.send(topic, str(number), queue=0)
@@ -172,7 +172,7 @@ def test_what_was_not_acked_comes_again(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_a_nacked_message_is_delivered_again(namesrv: str) -> None:
+def test_nacked_message_is_redelivered(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.consumer(f"G-{topic}", topic, start="earliest") as consumer:
             await client.send(topic, b"twice", tags="T")
@@ -186,7 +186,7 @@ def test_a_nacked_message_is_delivered_again(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_tags_select(namesrv: str) -> None:
+def test_tags_filter_messages(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for tag in ("A", "B", "C", "A"):
             await client.send(topic, tag, tags=tag, queue=0)
@@ -198,7 +198,7 @@ def test_tags_select(namesrv: str) -> None:
 
 
 @pytest.mark.parametrize("allocation", ["average", "circular"])
-def test_members_share_the_queues(namesrv: str, allocation: str) -> None:
+def test_members_share_the_queues_of_a_topic(namesrv: str, allocation: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         group = f"G-{topic}"
         async with client.consumer(group, topic, allocation=allocation) as one:
@@ -222,7 +222,7 @@ def test_members_share_the_queues(namesrv: str, allocation: str) -> None:
     run(namesrv, work)
 
 
-def test_seek_by_offset_and_by_time(namesrv: str) -> None:
+def test_consumer_seeks_by_offset_and_time(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(5):
             await client.send(topic, str(number))
@@ -241,7 +241,7 @@ def test_seek_by_offset_and_by_time(namesrv: str) -> None:
     run(namesrv, work, queues=1)
 
 
-def test_a_delayed_message_comes_later(namesrv: str) -> None:
+def test_delayed_message_is_delivered_after_its_delay(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         began = time.time()
         await client.send(topic, b"late", delay_level=1, queue=0)
@@ -252,7 +252,7 @@ def test_a_delayed_message_comes_later(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_topics_are_administered(namesrv: str) -> None:
+def test_topics_are_created_changed_and_deleted(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         config = await client.admin.topic_config(topic)
         assert (config.name, config.read_queues, config.write_queues, config.perm) == (topic, 4, 4, 6)
@@ -272,7 +272,7 @@ def test_topics_are_administered(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_the_first_send_creates_the_topic(namesrv: str) -> None:
+def test_first_send_creates_the_topic(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(f"{topic}-auto", b"x")
         await until_routed(client, f"{topic}-auto")
@@ -282,7 +282,7 @@ def test_the_first_send_creates_the_topic(namesrv: str) -> None:
     run(namesrv, work)
 
 
-def test_the_synchronous_face(namesrv: str) -> None:
+def test_synchronous_client_sends_and_reads(namesrv: str) -> None:
     topic = f"client-{uuid.uuid4().hex[:8]}"
     with sync.connect(namesrv) as client:
         client.send(topic, b"0")
@@ -298,7 +298,7 @@ def test_the_synchronous_face(namesrv: str) -> None:
         assert len(list(client.reader(topic))) == 2
 
 
-def test_a_client_outlives_a_broker_that_is_killed(neve_up: Any, tmp_path: Any) -> None:
+def test_client_survives_a_killed_broker(neve_up: Any, tmp_path: Any) -> None:
     """Every message confirmed before the kill is readable after a restart on the same data."""
 
     async def before(namesrv: str) -> None:

@@ -46,7 +46,7 @@ async def receive_all(consumer: DeliveringConsumer, count: int, read: set[int]) 
         await message.ack()
 
 
-async def test_no_send_fails_while_the_master_is_killed_and_all_are_there_in_order(tmp_path: Path) -> None:
+async def test_sends_survive_a_killed_master_and_are_stored_in_order(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync") as brokers:
         async with client_of(brokers) as client:
             for first in (0, 400):
@@ -60,7 +60,7 @@ async def test_no_send_fails_while_the_master_is_killed_and_all_are_there_in_ord
             assert await stored(client) == list(range(800))
 
 
-async def test_a_send_goes_on_when_the_master_is_frozen_and_it_wakes_as_a_slave(tmp_path: Path) -> None:
+async def test_sends_survive_a_frozen_master_that_wakes_as_a_slave(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync", controllerHeartBeatTimeoutMills="3s") as brokers:
         async with client_of(brokers) as client:
             former = brokers.master
@@ -76,7 +76,7 @@ async def test_a_send_goes_on_when_the_master_is_frozen_and_it_wakes_as_a_slave(
             assert await stored(client) == list(range(30))
 
 
-async def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_path: Path) -> None:
+async def test_group_resumes_at_its_committed_offset_on_the_new_master(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync") as brokers:
         async with client_of(brokers) as client, client.consumer(GROUP, TOPIC, start="earliest") as consumer:
             read = set[int]()
@@ -96,7 +96,7 @@ async def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_pat
             await until(is_known, "the new master knows that the group is at the end")
 
 
-async def test_slaves_are_read_while_there_is_no_master(tmp_path: Path) -> None:
+async def test_slaves_serve_reads_without_a_master(tmp_path: Path) -> None:
     """No master is elected during the test."""
 
     with BrokerSet(tmp_path, replication="sync", slaveReadEnable="true") as brokers:

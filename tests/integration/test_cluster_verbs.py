@@ -39,7 +39,7 @@ def member(neve: Neve, address: str) -> dict[str, Any]:
     return next(row for row in neve.rows("show", NAME) if row["address"] == address)
 
 
-def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: BrokerSet, neve: Neve) -> None:
+def test_set_is_listed_switched_over_and_its_members_are_replaced(brokers: BrokerSet, neve: Neve) -> None:
     master = brokers.master
     (row,) = neve.rows("list")
     assert (row["set"], row["address"], row["epoch"]) == (NAME, master.broker, brokers.epoch)
@@ -76,7 +76,7 @@ def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: Bro
         assert takes(slave)
 
 
-def test_replace_accepts_a_new_member_at_the_address_of_the_old(brokers: BrokerSet, neve: Neve) -> None:
+def test_replace_accepts_a_new_member_at_the_same_address(brokers: BrokerSet, neve: Neve) -> None:
     slave = brokers.slaves[0]
     old = member(neve, slave.broker)["id"]
     neve("replace-member", NAME, str(old), "--by", slave.broker, "--yes", code=CONFLICT)
@@ -99,7 +99,7 @@ def test_replace_accepts_a_new_member_at_the_address_of_the_old(brokers: BrokerS
     assert takes(brokers.master)
 
 
-def test_a_set_whose_register_is_lost_is_given_a_master_by_an_operator(
+def test_forced_election_restores_a_set_whose_register_was_lost(
     brokers: BrokerSet, neve: Neve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     master, slaves = brokers.master, brokers.slaves
@@ -128,7 +128,7 @@ def test_a_set_whose_register_is_lost_is_given_a_master_by_an_operator(
     assert takes(master)
 
 
-def test_what_a_member_gave_up_is_listed_and_its_messages_are_printed(
+def test_diverged_tail_of_a_member_is_listed_and_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neve: Neve
 ) -> None:
     with BrokerSet(tmp_path, replication="sync", flushDiskType="SYNC_FLUSH") as brokers:
@@ -152,7 +152,7 @@ def test_what_a_member_gave_up_is_listed_and_its_messages_are_printed(
         assert json.loads(line)["body"] == "again"
 
 
-def test_without_a_controller_nothing_is_said_to_be_so(tmp_path: Path, neve: Neve) -> None:
+def test_commands_fail_without_a_controller(tmp_path: Path, neve: Neve) -> None:
     theirs = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": tmp_path / "kv"}
     with Serving(tmp_path / "namesrv", "namesrv", *settings_as_options(theirs)) as names:
         neve("list", "-n", names.namesrv, code=NOT_FOUND)
@@ -161,7 +161,7 @@ def test_without_a_controller_nothing_is_said_to_be_so(tmp_path: Path, neve: Nev
         assert "no controller answers" in neve.err
 
 
-def test_a_switch_under_load_loses_nothing_though_nobody_waits_for_slaves(
+def test_switchover_under_load_loses_no_message_with_async_replication(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neve: Neve
 ) -> None:
     with BrokerSet(tmp_path, replication="async") as brokers:

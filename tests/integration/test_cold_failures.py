@@ -70,7 +70,7 @@ def with_archive(tmp_path: Path, check: Check) -> None:
     asyncio.run(main())
 
 
-def test_while_the_store_hangs_hot_traffic_goes_on_and_cold_pulls_wait(tmp_path: Path) -> None:
+def test_hanging_store_delays_cold_pulls_but_not_hot_traffic(tmp_path: Path) -> None:
     async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
         tiered = broker.tiered
         kept = path.with_suffix(".kept")
@@ -102,7 +102,7 @@ def test_while_the_store_hangs_hot_traffic_goes_on_and_cold_pulls_wait(tmp_path:
     with_archive(tmp_path, check)
 
 
-def test_a_spoilt_object_holds_its_readers_until_it_is_mended(tmp_path: Path) -> None:
+def test_damaged_object_blocks_its_readers_until_repaired(tmp_path: Path) -> None:
     async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
         whole = path.read_bytes()
         place = read_table(path, columns=["commit_log_offset"])["commit_log_offset"][0].as_py()
@@ -147,7 +147,7 @@ def take_out(broker: BrokerController, group: str, offsets: list[int]) -> int:
     return now
 
 
-def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_ones_do_later(tmp_path: Path) -> None:
+def test_hanging_store_delays_redelivery_of_cold_popped_messages_only(tmp_path: Path) -> None:
     async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
         context, revive = broker, broker.revive
         kept, pipe = path.with_suffix(".kept"), path.with_suffix(".pipe")
@@ -185,7 +185,7 @@ def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_o
     with_archive(tmp_path, check)
 
 
-def test_popped_messages_whose_archive_is_lost_stay_out_and_come_back_once_it_is_there(tmp_path: Path) -> None:
+def test_popped_messages_of_a_missing_object_are_redelivered_on_its_return(tmp_path: Path) -> None:
     async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
         context = broker
         kept = path.with_suffix(".kept")

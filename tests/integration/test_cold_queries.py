@@ -63,7 +63,7 @@ async def check(broker: BrokerController, connection: Connection) -> None:
     assert int(oldest.ext["timestamp"]) > 0
 
 
-async def test_archived_messages_are_found(tmp_path: Path) -> None:
+async def test_archived_messages_are_found_by_key_id_time_and_filter(tmp_path: Path) -> None:
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "enablePropertyFilter=true")
     async with running(tmp_path / "data", *settings) as (broker, connection):
         await check(broker, connection)

@@ -114,7 +114,7 @@ def served(tmp_path: Path, work: Callable[[BrokerController, Connection], Any], 
 @pytest.mark.parametrize(
     "caches", [(), ("coldCacheBytes=1m", "coldCacheDiskBytes=0")], ids=["cached", "nothing cached"]
 )
-def test_a_consumer_reads_each_message_once_while_its_objects_become_one_and_the_old_go(
+def test_consumer_reads_each_message_once_through_compaction_and_deletion(
     tmp_path: Path, caches: tuple[str, ...]
 ) -> None:
     """One consumer is within an old object at the REPLACE and again at the DELETED; another starts afterwards."""
@@ -157,7 +157,7 @@ class HeldSource:
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["replaced", "deleted"])
-def test_a_pull_that_is_under_way_at_an_old_object_is_answered(tmp_path: Path, deleted: bool) -> None:
+def test_pull_in_flight_on_a_replaced_object_is_answered(tmp_path: Path, deleted: bool) -> None:
     """The pull has located its row group; by the time it reads it, the object was replaced or deleted."""
 
     async def work(broker: BrokerController, connection: Connection) -> None:
@@ -182,7 +182,7 @@ def test_a_pull_that_is_under_way_at_an_old_object_is_answered(tmp_path: Path, d
     served(tmp_path, work, "coldCacheDiskBytes=0")
 
 
-def test_a_key_a_place_and_a_time_are_found_once(tmp_path: Path) -> None:
+def test_queries_by_key_id_and_time_return_no_duplicates_after_compaction(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         async def asked() -> tuple[list[tuple[int, int]], list[int], list[str]]:
             answer = await ask(

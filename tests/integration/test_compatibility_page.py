@@ -43,12 +43,12 @@ def answers(address: str, codes: Iterable[int]) -> dict[int, int]:
     return given
 
 
-def test_every_code_is_on_the_page_under_its_name() -> None:
+def test_page_lists_every_request_code_by_name() -> None:
     page = documented()
     assert {int(code): code.name for code in RequestCode} == {code: row[0] for code, row in page.items()}
 
 
-def test_what_the_page_calls_supported_is_answered_and_the_rest_gets_code_3(neve_up: Any, tmp_path: Path) -> None:
+def test_servers_support_exactly_the_request_codes_the_page_marks(neve_up: Any, tmp_path: Path) -> None:
     page = documented()
     unsupported = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
     alone = settings_as_options({"listenPort": 0, "bindAddress": "127.0.0.1", "controllerStorePath": tmp_path / "c"})

@@ -22,7 +22,7 @@ def both(directory: Path, controller: str) -> Serving:
     return Serving(directory, "namesrv", "--controller", str(path), *settings_as_options(settings))
 
 
-def test_each_answers_on_its_port_what_is_its_own_and_both_end_together(tmp_path: Path) -> None:
+def test_name_server_and_controller_serve_on_their_ports_and_stop_together(tmp_path: Path) -> None:
     with both(tmp_path, "listenPort=0") as server:
         names, controller = server.namesrv, str(server.ready["controller"])
         assert names != controller
@@ -50,6 +50,6 @@ def test_each_answers_on_its_port_what_is_its_own_and_both_end_together(tmp_path
         ("listenPort=0\ncontrollerDLegerPeers=n0-a:1;n1-b:1", "each elect a master of their own"),
     ],
 )
-def test_a_controller_that_can_not_be_stops_the_start_of_both(tmp_path: Path, controller: str, why: str) -> None:
+def test_failed_controller_start_stops_the_name_server_as_well(tmp_path: Path, controller: str, why: str) -> None:
     with pytest.raises(NotReady, match=why):
         both(tmp_path, controller).start()

@@ -84,7 +84,7 @@ def pulled(server: NeveServer, topic: str, wanted: Wanted | None = None) -> pa.T
     return pa.Table.from_batches(list(rows), SCHEMA)
 
 
-def test_a_record_whose_head_is_damaged_is_the_row_that_the_archive_will_have(server: NeveServer) -> None:
+def test_pulled_record_with_damaged_header_equals_its_archived_row(server: NeveServer) -> None:
     """The physical offset is an exception: a puller does not learn it."""
     with connect(server.namesrv) as client:
         client.admin.create_topic("orders", 1)

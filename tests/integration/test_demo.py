@@ -15,14 +15,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("store", ["dir", "minio"])
-def test_the_demo_on_a_few_flights(store: str) -> None:
+def test_flights_demo_returns_what_it_sent(store: str) -> None:
     command = [sys.executable, str(EXAMPLES / "flights.py"), "--store", store, "--limit", "3000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "everything that came back is what went in" in done.stdout
 
 
-def test_the_demo_of_a_failover_loses_nothing_and_tells_when_what_happened() -> None:
+def test_failover_demo_loses_no_message_and_prints_its_timeline() -> None:
     command = [sys.executable, str(EXAMPLES / "failover.py"), "--seconds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

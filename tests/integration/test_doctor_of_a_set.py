@@ -59,7 +59,7 @@ def the(found: dict[str, list[Check]], name: str) -> Check:
     return check
 
 
-def test_who_joins_a_set_is_told_what_does_not_fit(brokers: BrokerSet, tmp_path: Path) -> None:
+def test_doctor_reports_conflicts_of_a_joining_member(brokers: BrokerSet, tmp_path: Path) -> None:
     well = looked(brokers, tmp_path)
     assert the(well, "controller").state == OK
     assert the(well, "controllers").state == WARN, "one alone"
@@ -100,7 +100,7 @@ def test_who_joins_a_set_is_told_what_does_not_fit(brokers: BrokerSet, tmp_path:
     assert "machines" not in looked(brokers, tmp_path, brokerName="broker-c", brokerIP1="127.0.0.2")
 
 
-def test_a_set_that_has_nobody_to_spare_or_no_master_is_told_to_be_so(brokers: BrokerSet, tmp_path: Path) -> None:
+def test_doctor_reports_a_set_without_spare_members_or_master(brokers: BrokerSet, tmp_path: Path) -> None:
     master, (one, other) = brokers.master, brokers.slaves
     one.stop()
     brokers.wait_until_in_sync(master, other)

@@ -85,7 +85,7 @@ async def by_key(connection: Connection, topic: str, key: str) -> list[int]:
     return [record.queue_offset for record in iter_records(answer.body)]
 
 
-def test_a_key_is_erased_wherever_the_archive_has_it(tmp_path: Path) -> None:
+def test_key_is_erased_from_all_objects_of_the_archive(tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'archive'}"
 
     async def main() -> None:
@@ -206,7 +206,7 @@ async def queue_ends(connection: Connection) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("level", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-async def test_erased_rows_in_the_local_log_are_hidden_from_the_certificate_on(tmp_path: Path, level: str) -> None:
+async def test_erased_rows_in_the_local_log_are_hidden_once_certified(tmp_path: Path, level: str) -> None:
     """This holds for both orders of the tiers, and after a restart."""
     url = f"dir:{tmp_path / 'archive'}"
     settings = (f"storeUrl={url}", "archiveMinBytes=1", "archivePeriod=24h", f"tieredStorageLevel={level}")
@@ -226,7 +226,7 @@ async def test_erased_rows_in_the_local_log_are_hidden_from_the_certificate_on(t
         assert await by_key(connection, "T", "U3") == []
 
 
-async def test_copies_in_retry_and_dead_letter_topics_are_returned_by_no_request(tmp_path: Path) -> None:
+async def test_erased_copies_in_retry_and_dead_letter_topics_are_hidden(tmp_path: Path) -> None:
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
     async with running(tmp_path / "data", *settings) as (broker, connection):
@@ -245,7 +245,7 @@ async def test_copies_in_retry_and_dead_letter_topics_are_returned_by_no_request
         assert seen == [False, True, False]
 
 
-async def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Path) -> None:
+async def test_copies_are_erased_despite_a_forged_origin_property(tmp_path: Path) -> None:
     """A bridge republishes messages with all their properties, including RETRY_TOPIC."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
     stated = "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02DLQ_ORIGIN_TOPIC\x01elsewhere\x02"
@@ -269,7 +269,7 @@ async def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Pa
         assert [await read(connection, topic, 1) for topic in ("T", *copies)] == [{}] * 4
 
 
-async def test_a_message_sent_into_a_pop_retry_topic_is_erased_by_its_name(tmp_path: Path) -> None:
+async def test_message_sent_to_a_pop_retry_topic_is_erased_by_its_topic_name(tmp_path: Path) -> None:
     """A client can send to a retry topic with any origin; the group receives the message as one of the named topic."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
     retry, forged = "%RETRY%poppers+T", "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02"
@@ -296,7 +296,7 @@ def is_retry(taken: Taken) -> bool:
     return taken.receipt.split(" ")[4] != "0"
 
 
-async def test_a_group_that_pops_goes_on_over_what_was_erased(tmp_path: Path) -> None:
+async def test_pop_group_skips_erased_messages(tmp_path: Path) -> None:
     """Both peek and pop skip erased messages. Erased messages in flight are not redelivered and do not block others."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
@@ -341,7 +341,7 @@ async def test_a_group_that_pops_goes_on_over_what_was_erased(tmp_path: Path) ->
         await until(is_through)
 
 
-async def test_after_a_crash_between_the_erasing_and_the_hiding_a_start_hides_it(tmp_path: Path) -> None:
+async def test_start_hides_erased_rows_after_a_crash_before_hiding(tmp_path: Path) -> None:
     """The journal has the entry, but no certificate was issued. The start uses the local copy of the journal."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
@@ -415,7 +415,7 @@ async def archive_all(broker: BrokerController) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "created again", "its tail"])
-async def test_messages_of_a_deleted_topic_are_searched_in_the_local_log(tmp_path: Path, how: str) -> None:
+async def test_erasure_covers_messages_of_a_deleted_topic_in_the_local_log(tmp_path: Path, how: str) -> None:
     """Either no message of the topic was archived, or only the newest were not."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1g", "archiveMaxAge=30d", "archivePeriod=24h")
 
@@ -449,7 +449,7 @@ async def test_messages_of_a_deleted_topic_are_searched_in_the_local_log(tmp_pat
         assert (told["complete"], told["rows"]) == (True, 3 if how == "created again" else 0)
 
 
-async def test_a_copy_that_waited_for_its_delivery_is_hidden_where_it_waited(tmp_path: Path) -> None:
+async def test_delivered_delayed_message_is_hidden_in_the_schedule_topic_too(tmp_path: Path) -> None:
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
     async with running(tmp_path / "data", *settings) as (broker, connection):

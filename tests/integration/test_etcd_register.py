@@ -105,7 +105,7 @@ class Relay:
         await forwarding
 
 
-async def test_of_two_controllers_that_read_the_same_revision_one_writes(shared: Node) -> None:
+async def test_concurrent_writes_at_one_revision_have_one_winner(shared: Node) -> None:
     url = register_url(shared, prefix=next(prefixes))
     async with register(url) as one, register(url) as other:
         assert await one.get("b") == await other.get("b") == Stored(None, NEVER)
@@ -121,7 +121,7 @@ async def test_of_two_controllers_that_read_the_same_revision_one_writes(shared:
         assert list(await one.all()) == ["b"]
 
 
-async def test_a_set_is_removed_only_as_it_was_read(shared: Node) -> None:
+async def test_set_is_removed_only_at_its_current_revision(shared: Node) -> None:
     async with register(register_url(shared, prefix=next(prefixes))) as found:
         old = await found.put(value(), NEVER)
         assert old is not None
@@ -134,7 +134,7 @@ async def test_a_set_is_removed_only_as_it_was_read(shared: Node) -> None:
         assert await found.put(value(epoch=3), new) is None
 
 
-async def test_names_are_any_text_and_end_where_the_prefix_ends(shared: Node) -> None:
+async def test_set_names_are_any_text_and_are_confined_to_the_prefix(shared: Node) -> None:
     prefix = next(prefixes)
     names = ["Käse", "a/b", "broker-a", "z\u4e2d"]
     async with register(register_url(shared, prefix=prefix)) as found:
@@ -146,7 +146,7 @@ async def test_names_are_any_text_and_end_where_the_prefix_ends(shared: Node) ->
             assert (await found.get(name)).broker_set == value(name)
 
 
-async def test_what_is_no_broker_set_is_told_and_not_taken_for_none(shared: Node) -> None:
+async def test_damaged_set_is_reported_and_not_treated_as_missing(shared: Node) -> None:
     prefix = next(prefixes)
     async with register(register_url(shared, prefix=prefix)) as found:
         await found.put(value(), NEVER)
@@ -167,7 +167,7 @@ async def test_what_is_no_broker_set_is_told_and_not_taken_for_none(shared: Node
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-async def test_a_write_whose_answer_was_lost_is_known_to_be_done_and_is_done_once(shared: Node, lost: int) -> None:
+async def test_write_with_lost_answer_is_recognized_and_applied_once(shared: Node, lost: int) -> None:
     prefix = next(prefixes)
     async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
         first = await found.put(value(), NEVER)
@@ -184,7 +184,7 @@ async def test_a_write_whose_answer_was_lost_is_known_to_be_done_and_is_done_onc
         assert await found.get("b") == Stored(None, NEVER)
 
 
-async def test_a_write_whose_answer_was_lost_is_anothers_where_another_wrote_since(shared: Node) -> None:
+async def test_write_with_lost_answer_is_a_conflict_if_another_wrote_since(shared: Node) -> None:
     prefix = next(prefixes)
     key = servers.text(f"{prefix}/sets/b")
     async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
@@ -198,7 +198,7 @@ async def test_a_write_whose_answer_was_lost_is_anothers_where_another_wrote_sin
         assert await found.put(value(epoch=2), first) is None
 
 
-async def test_what_nobody_answers_is_told_to_be_unknown(own: Node) -> None:
+async def test_unanswered_write_is_reported_as_unknown(own: Node) -> None:
     async with register(register_url(own)) as found:
         first = await found.put(value(), NEVER)
         assert first is not None
@@ -213,7 +213,7 @@ async def test_what_nobody_answers_is_told_to_be_unknown(own: Node) -> None:
         assert (await found.get("b")).broker_set == value(epoch=2)
 
 
-async def test_who_is_not_there_at_the_start_may_come_later(tmp_path: Path) -> None:
+async def test_register_works_once_etcd_starts_later(tmp_path: Path) -> None:
     node = servers.node(tmp_path)
     async with register(register_url(node)) as found:
         with pytest.raises(RegisterUnavailable):
@@ -225,7 +225,7 @@ async def test_who_is_not_there_at_the_start_may_come_later(tmp_path: Path) -> N
 # ---- several endpoints
 
 
-async def test_a_frozen_endpoint_is_passed_over(own: Node) -> None:
+async def test_silent_endpoint_is_skipped(own: Node) -> None:
     silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with silent:
         port = silent.sockets[0].getsockname()[1]
@@ -233,7 +233,7 @@ async def test_a_frozen_endpoint_is_passed_over(own: Node) -> None:
             assert await found.put(value(), NEVER) is not None
 
 
-def test_three_nodes_go_on_when_their_leader_is_killed_and_stop_without_a_majority(tmp_path: Path) -> None:
+def test_three_nodes_survive_a_lost_leader_but_not_a_lost_majority(tmp_path: Path) -> None:
     members = servers.nodes(tmp_path)
     with contextlib.ExitStack() as stack:
         for member in members:
@@ -267,7 +267,7 @@ def test_three_nodes_go_on_when_their_leader_is_killed_and_stop_without_a_majori
         run(main)
 
 
-async def test_endpoints_of_two_clusters_are_no_register(tmp_path: Path, shared: Node) -> None:
+async def test_endpoints_of_different_clusters_are_rejected(tmp_path: Path, shared: Node) -> None:
     with servers.node(tmp_path) as stranger:
         prefix = next(prefixes)
         async with register(register_url(stranger, shared, prefix=prefix)) as found:
@@ -287,7 +287,7 @@ async def test_endpoints_of_two_clusters_are_no_register(tmp_path: Path, shared:
 # ---- rollback
 
 
-async def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
+async def test_wiped_etcd_is_detected_by_the_known_set(own: Node) -> None:
     async with register(register_url(own)) as found:
         await found.put(value(epoch=4), NEVER)
         own.wiped()
@@ -306,7 +306,7 @@ async def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
         assert await found.get("b") == Stored(value(epoch=5), revision)
 
 
-async def test_a_restored_etcd_is_known_to_have_had_more(own: Node, tmp_path: Path) -> None:
+async def test_restored_etcd_is_detected_by_the_known_epoch(own: Node, tmp_path: Path) -> None:
     async with register(register_url(own)) as found:
         first = await found.put(value(), NEVER)
         assert first is not None
@@ -319,7 +319,7 @@ async def test_a_restored_etcd_is_known_to_have_had_more(own: Node, tmp_path: Pa
         assert await found.all() == {"b": Stored(value(), first, value(epoch=3))}
 
 
-async def test_a_revision_that_comes_again_after_a_restore_is_another_one(own: Node, tmp_path: Path) -> None:
+async def test_reused_revision_number_after_a_restore_is_a_conflict(own: Node, tmp_path: Path) -> None:
     async with register(register_url(own)) as found:
         first = await found.put(value(), NEVER)
         assert first is not None
@@ -336,7 +336,7 @@ async def test_a_revision_that_comes_again_after_a_restore_is_another_one(own: N
         assert not await found.remove("b", second)
 
 
-async def test_a_set_that_another_controller_removed_and_made_anew_is_not_one_that_was_set_back(shared: Node) -> None:
+async def test_set_recreated_by_another_controller_is_not_a_rollback(shared: Node) -> None:
     url = register_url(shared, prefix=next(prefixes))
     async with register(url) as found, register(url) as other:
         await found.put(value(epoch=5), NEVER)
@@ -350,7 +350,7 @@ async def test_a_set_that_another_controller_removed_and_made_anew_is_not_one_th
         assert await found.get("b") == Stored(value(epoch=1), revision)
 
 
-async def test_what_another_controller_removed_is_forgotten_with_the_next_scan(shared: Node) -> None:
+async def test_set_removed_by_another_controller_is_forgotten_at_next_scan(shared: Node) -> None:
     """Otherwise the table of known sets would fill up, and later rollbacks would not be detected."""
 
     url = register_url(shared, prefix=next(prefixes))
@@ -364,7 +364,7 @@ async def test_what_another_controller_removed_is_forgotten_with_the_next_scan(s
         assert found.glance("a") == value("a")
 
 
-async def test_a_read_that_a_write_overtook_sets_nothing_back(shared: Node) -> None:
+async def test_read_concurrent_with_a_write_is_not_a_rollback(shared: Node) -> None:
     async with register(register_url(shared, prefix=next(prefixes))) as found:
         revision: Revision | None = NEVER
         for epoch in range(1, 20):
@@ -377,7 +377,7 @@ async def test_a_read_that_a_write_overtook_sets_nothing_back(shared: Node) -> N
 # ---- authorization
 
 
-async def test_a_user_writes_under_its_prefix_and_gets_a_new_token_when_the_old_one_is_gone(own: Node) -> None:
+async def test_user_writes_under_its_prefix_and_renews_a_lost_token(own: Node) -> None:
     own.add_users("secret of root", "neve", "secret", "mine/")
 
     user = {"etcd_user": "neve", "etcd_password": "secret"}
@@ -398,13 +398,13 @@ async def test_a_user_writes_under_its_prefix_and_gets_a_new_token_when_the_old_
         assert refused.value.exit_code == EXIT_CONFIG
 
 
-async def test_a_user_is_no_fault_where_etcd_asks_for_none(shared: Node) -> None:
+async def test_credentials_are_accepted_if_etcd_requires_none(shared: Node) -> None:
     url = register_url(shared, prefix=next(prefixes))
     async with register(url, etcd_user="neve", etcd_password="secret") as found:
         assert await found.put(value(), NEVER) is not None
 
 
-def test_tls_with_a_certificate_of_its_own_and_nothing_less(tmp_path: Path) -> None:
+def test_tls_requires_client_certificate_and_trusted_server_name(tmp_path: Path) -> None:
     names = servers.certificates(tmp_path / "pem")
     stranger = servers.certificates(tmp_path / "stranger")
     trusting = {"etcd_tls_enable": True, "etcd_tls_trust_cert_path": str(names.authority)}
@@ -433,7 +433,7 @@ def test_tls_with_a_certificate_of_its_own_and_nothing_less(tmp_path: Path) -> N
         run(lambda: main(node))
 
 
-async def test_a_cluster_that_was_made_anew_is_taken_up_when_all_endpoints_are_of_it(own: Node) -> None:
+async def test_recreated_cluster_is_adopted_once_all_endpoints_belong_to_it(own: Node) -> None:
     client = Etcd(EtcdUrl((own.endpoint,), "neve"))
     try:
         seen = KeyValue(b"k", b"v", 0, await client.swap(b"k", None, b"v") or 0)
@@ -448,7 +448,7 @@ async def test_a_cluster_that_was_made_anew_is_taken_up_when_all_endpoints_are_o
         await client.close()
 
 
-async def test_what_answers_is_no_etcd(tmp_path: Path) -> None:
+async def test_invalid_answer_counts_as_unavailable_etcd(tmp_path: Path) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readuntil(b"\r\n\r\n"):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]")
@@ -462,7 +462,7 @@ async def test_what_answers_is_no_etcd(tmp_path: Path) -> None:
         await client.close()
 
 
-async def test_a_set_keeps_what_was_added_to_it_under_load_of_many_controllers(shared: Node) -> None:
+async def test_concurrent_additions_by_several_controllers_are_all_kept(shared: Node) -> None:
     """Each controller adds members to one set by compare and swap; no addition is lost."""
 
     url = register_url(shared, prefix=next(prefixes))
@@ -483,7 +483,7 @@ async def test_a_set_keeps_what_was_added_to_it_under_load_of_many_controllers(s
         assert final is not None and final.ids == tuple(range(1, 23))
 
 
-def test_doctor_asks_etcd(shared: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_checks_etcd(shared: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "controller.conf"
     for url, code, said in (
         (register_url(shared, prefix=next(prefixes)), 0, "has 0 broker sets"),
@@ -494,7 +494,7 @@ def test_doctor_asks_etcd(shared: Node, tmp_path: Path, capsys: pytest.CaptureFi
         assert said in capsys.readouterr().out
 
 
-def test_a_controller_whose_etcd_refuses_it_does_not_start(own: Node, tmp_path: Path) -> None:
+def test_controller_does_not_start_if_etcd_rejects_it(own: Node, tmp_path: Path) -> None:
     own.add_users("secret of root", "neve", "secret", "neve/")
     settings = {"listenPort": 0, "bindAddress": "127.0.0.1", "controllerStorePath": tmp_path / "controller"}
     settings |= {"registerUrl": register_url(own), "etcdUser": "neve", "etcdPassword": "wrong"}

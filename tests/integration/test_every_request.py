@@ -264,12 +264,12 @@ def accidents(caplog: pytest.LogCaptureFixture) -> set[str]:
     }
 
 
-def test_the_fields_of_the_requests_are_found() -> None:
+def test_header_fields_are_found_in_the_sources() -> None:
     assert len(FIELDS) > 80
     assert {"topic", "queueId", "i", "consumerGroup", "invisibleTime", "brokerAddr", "maxMsgBytes"} <= set(FIELDS)
 
 
-def test_a_broker_answers_whatever_it_is_asked_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broker_answers_hostile_requests_and_keeps_serving(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with running(tmp_path, "longPollingEnable=false", "enablePropertyFilter=true") as (broker, connection):
             await send(connection, "T")
@@ -310,7 +310,7 @@ async def name_server(root: Path) -> AsyncIterator[NamesrvController]:
         await server.shutdown()
 
 
-def test_a_name_server_answers_whatever_it_is_asked_and_goes_on(
+def test_name_server_answers_hostile_requests_and_keeps_serving(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:

@@ -224,7 +224,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("archived", "hide"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
-async def test_a_hidden_message_is_returned_by_no_request(tmp_path: Path, archived: bool, hide: Hide) -> None:
+async def test_no_request_returns_a_hidden_message(tmp_path: Path, archived: bool, hide: Hide) -> None:
     settings = [f"storeUrl=dir:{tmp_path}/store"] if archived else []
     async with running(tmp_path / "data", *settings) as (broker, connection):
         place = Place(broker, connection, -1)
@@ -254,7 +254,7 @@ async def test_a_hidden_message_is_returned_by_no_request(tmp_path: Path, archiv
 
 
 @pytest.mark.parametrize("code", sorted(READERS_OF_HALVES))
-async def test_a_hidden_half_message_is_neither_ended_nor_checked(tmp_path: Path, code: Code) -> None:
+async def test_hidden_half_message_is_neither_ended_nor_checked(tmp_path: Path, code: Code) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, TOPIC, b"another")
         properties = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01U\x02KEYS\x01{KEY}\x02"

@@ -39,7 +39,7 @@ def run(command: str, namesrv: str, directory: Path) -> str:
     return done.stdout
 
 
-def test_the_tour_of_a_broker_set_runs(tmp_path: Path) -> None:
+def test_tour_of_a_broker_set_runs(tmp_path: Path) -> None:
     up, *commands = tour()
     data = tmp_path / "set"
     verb, *options = shlex.split(up.removesuffix("&"))[1:]
@@ -65,7 +65,7 @@ def commands_of_the_page() -> set[str]:
 
 
 @pytest.mark.parametrize("text", sorted(commands_of_the_page()))
-def test_each_command_for_a_broker_set_is_one(text: str, tmp_path: Path) -> None:
+def test_page_names_only_existing_broker_set_commands(text: str, tmp_path: Path) -> None:
     name, *arguments = shlex.split(text.replace("DIR", str(tmp_path)).replace("/tmp/neve-set/1", str(tmp_path)))
     command = broker_set.get_command(click.Context(broker_set), name)
     assert command is not None, name
@@ -76,12 +76,12 @@ def test_each_command_for_a_broker_set_is_one(text: str, tmp_path: Path) -> None
             pass
 
 
-def test_the_page_has_every_command_for_a_broker_set() -> None:
+def test_page_names_every_broker_set_command() -> None:
     named = {text.split()[0] for text in commands_of_the_page()}
     assert named == set(broker_set.list_commands(click.Context(broker_set)))
 
 
-def test_the_settings_of_a_member_are_taken_as_they_stand_there(tmp_path: Path) -> None:
+def test_printed_settings_of_a_member_are_valid(tmp_path: Path) -> None:
     block = re.search(r"^```\n(brokerName=.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert block is not None
     path = tmp_path / "broker.conf"

@@ -46,7 +46,7 @@ def log_files(directory: Path) -> list[Path]:
     return sorted(path for path in (directory / "data/broker/commitlog").iterdir() if path.name.isdigit())
 
 
-def test_a_fresh_directory_does_not_take_over_an_archive(tmp_path: Path, neve_up: Up) -> None:
+def test_empty_directory_does_not_take_over_an_archive(tmp_path: Path, neve_up: Up) -> None:
     store = tmp_path / "store"
     with neve_up(tmp_path, "--store", f"dir:{store}", *SMALL) as neve:
         send(neve, b"a", b"b")
@@ -64,7 +64,7 @@ def test_a_fresh_directory_does_not_take_over_an_archive(tmp_path: Path, neve_up
         assert send(neve, b"c") == [0]
 
 
-def test_a_log_cut_below_its_archive_goes_on_above_it(tmp_path: Path, neve_up: Up) -> None:
+def test_log_older_than_its_archive_resumes_above_it(tmp_path: Path, neve_up: Up) -> None:
     """An older copy of the directory is restored; since then one round was committed and another was only announced."""
     store, data = tmp_path / "store", tmp_path / "data"
     arguments = ("--store", f"dir:{store}", *SMALL)
@@ -135,7 +135,7 @@ def test_lost_newest_files_are_read_from_the_archive(tmp_path: Path, neve_up: Up
         assert read_all(neve) == {**dict(enumerate(bodies + more)), new: b"new"}
 
 
-def test_a_missing_directory_store_is_waited_for(tmp_path: Path, neve_up: Up) -> None:
+def test_broker_waits_for_a_missing_directory_store(tmp_path: Path, neve_up: Up) -> None:
     store, away = tmp_path / "store", tmp_path / "away"
     arguments = ("--store", f"dir:{store}", *SMALL)
     with neve_up(tmp_path, *arguments) as neve:
@@ -174,7 +174,7 @@ def back(neve: Any) -> None:
     assert list(read_all(neve).values()) == [b"a", b"hot"]
 
 
-def test_another_directory_in_the_place_of_the_store_is_refused(tmp_path: Path, neve_up: Up) -> None:
+def test_empty_directory_in_place_of_the_store_is_rejected(tmp_path: Path, neve_up: Up) -> None:
     store, away = tmp_path / "store", tmp_path / "away"
     arguments = ("--store", f"dir:{store}", *SMALL)
     with neve_up(tmp_path, *arguments) as neve:
@@ -192,7 +192,7 @@ def test_another_directory_in_the_place_of_the_store_is_refused(tmp_path: Path, 
     assert "has storeUrl changed, or was the bucket emptied?" in refusal(tmp_path / "data", f"dir:{store}")
 
 
-def test_the_bucket_of_another_cluster_and_a_newer_format_are_refused(tmp_path: Path, neve_up: Up) -> None:
+def test_bucket_of_another_cluster_or_newer_format_is_rejected(tmp_path: Path, neve_up: Up) -> None:
     store = tmp_path / "store"
     with neve_up(tmp_path, "--store", f"dir:{store}", *SMALL) as neve:
         send(neve, b"a")
@@ -205,7 +205,7 @@ def test_the_bucket_of_another_cluster_and_a_newer_format_are_refused(tmp_path: 
         assert f"has archive format {FORMAT_VERSION + 1}; this program knows formats up to {FORMAT_VERSION}" in said
 
 
-def test_the_older_of_two_brokers_with_one_name_is_fenced(tmp_path: Path, neve_up: Up) -> None:
+def test_older_of_two_brokers_with_one_name_is_fenced(tmp_path: Path, neve_up: Up) -> None:
     """A copied data directory was started: the archive has one writer, the newer broker."""
     store = tmp_path / "store"
     arguments = ("--store", f"dir:{store}", *SMALL)
@@ -230,7 +230,7 @@ def test_the_older_of_two_brokers_with_one_name_is_fenced(tmp_path: Path, neve_u
 
 
 @pytest.mark.servers
-def test_a_stopped_minio_is_waited_for(tmp_path: Path, neve_up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_waits_for_a_stopped_minio(tmp_path: Path, neve_up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(running(tmp_path / "minio"))
         create_bucket(server, "archive")
@@ -259,7 +259,7 @@ def again(directory: Path, server: Minio) -> Iterator[None]:
         yield
 
 
-def test_a_deep_check_reads_the_objects(tmp_path: Path, neve_up: Up) -> None:
+def test_deep_verify_finds_a_flipped_byte(tmp_path: Path, neve_up: Up) -> None:
     """A flipped byte keeps the size. Only reading the object finds it, by the broker and from the store alone."""
     store = tmp_path / "store"
     with neve_up(tmp_path, "--store", f"dir:{store}", *SMALL) as neve:

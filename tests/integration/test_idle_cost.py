@@ -33,7 +33,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_an_idle_broker_is_small_and_quiet(tmp_path: Path) -> None:
+def test_idle_broker_uses_little_memory_and_cpu(tmp_path: Path) -> None:
     settings = {
         "storePathRootDir": tmp_path / "data", "storeUrl": f"dir:{tmp_path / 'store'}", "listenPort": 0, "adminPort": 0,
         "brokerIP1": "127.0.0.1", "mappedFileSizeCommitLog": "64m",

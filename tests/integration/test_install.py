@@ -97,7 +97,7 @@ def serve_a_message(command: str, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", SPARKS)
-def test_what_an_extra_for_spark_brings_can_be_had_and_is_enough(wheel: Path, extra: str, tmp_path: Path) -> None:
+def test_packages_of_a_spark_extra_resolve_and_suffice(wheel: Path, extra: str, tmp_path: Path) -> None:
     """Spark is 450 MB, so this environment lends exactly the packages that pip would install."""
     report, python = tmp_path / "report.json", tmp_path / "venv" / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -135,7 +135,7 @@ def server(tmp_path: Path) -> Iterator[NeveServer]:
         yield server
 
 
-def test_the_command_line_in_one_file_needs_python_alone(zipapp: Path, server: NeveServer, tmp_path: Path) -> None:
+def test_zipapp_runs_with_python_alone(zipapp: Path, server: NeveServer, tmp_path: Path) -> None:
     python = Path(sysconfig.get_config_var("BINDIR")) / f"python{sys.version_info.major}.{sys.version_info.minor}"
     command = (str(python), "-I", str(zipapp))
     there, own = ("-n", server.namesrv), {"SHIV_ROOT": str(tmp_path / "unpacked")}

@@ -20,7 +20,7 @@ def heartbeat() -> bytes:
     return json.dumps({"clientID": "c", "consumerDataSet": [member]}).encode()
 
 
-def test_the_longest_legal_group_is_archived_and_stops_nobody(tmp_path: Path) -> None:
+def test_group_with_longest_legal_name_is_archived(tmp_path: Path) -> None:
     asyncio.run(_archived(tmp_path))
 
 
@@ -44,7 +44,7 @@ async def _archived(tmp_path: Path) -> None:
     assert [record.body for record in archive.open(url).topic(RETRY).read(queue=0)] == [b"again"]
 
 
-def test_a_pop_makes_no_topic_whose_name_is_too_long(tmp_path: Path) -> None:
+def test_pop_rejects_a_retry_topic_name_that_is_too_long(tmp_path: Path) -> None:
     asyncio.run(_refused(tmp_path))
 
 

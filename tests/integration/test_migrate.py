@@ -55,7 +55,7 @@ def places(rows: list[dict[str, Any]]) -> dict[tuple[str, int], tuple[int | None
     return {(row["topic"], row["queue"]): (row["to_queue"], row["to_offset"], row["how"]) for row in rows}
 
 
-def test_topics_and_groups_are_made_as_they_are_and_left_or_changed_where_they_are_there(two: Two) -> None:
+def test_topics_and_groups_are_created_kept_or_overwritten(two: Two) -> None:
     with sync.connect(two.old.namesrv) as old, sync.connect(two.new.namesrv) as new:
         old.admin.create_topic("orders", 3, {"reserve.time": "48"})
         old.admin.create_topic("bills", 2)
@@ -95,7 +95,7 @@ def raw(server: Serving, code: int) -> bytes:
         return client.ask(code, {}).body
 
 
-def test_positions_go_to_the_message_that_comes_next_wherever_it_lies(two: Two) -> None:
+def test_offsets_are_mapped_to_the_next_message_at_the_target(two: Two) -> None:
     with sync.connect(two.old.namesrv) as old, sync.connect(two.new.namesrv) as new:
         for topic, queues in (("copied", 2), ("sent_again", 2), ("apart", 1)):
             old.admin.create_topic(topic, queues)
@@ -148,7 +148,7 @@ def new_copies(two: Two) -> bytes:
         return client.invoke(12, {**ext, "_UNIQUE_KEY_QUERY": "true"}).body
 
 
-def test_without_a_second_side_it_is_refused(two: Two, capfd: pytest.CaptureFixture[str]) -> None:
+def test_migrate_without_a_distinct_target_is_rejected(two: Two, capfd: pytest.CaptureFixture[str]) -> None:
     assert main.run(["migrate", "topics", "-n", two.old.namesrv]) == USAGE
     assert "name the target" in capfd.readouterr().err
     assert main.run(["migrate", "topics", "-n", two.old.namesrv, "--to-broker", "old"]) == USAGE

@@ -223,7 +223,9 @@ def test_offload_evict_and_read_back(
 
 
 @pytest.mark.parametrize("step", [None, "offload.after_upload"])
-def test_the_same_over_s3(tmp_path: Path, s3_url: str, worker: WorkerClient, step: str | None) -> None:
+def test_offload_evict_and_read_back_over_s3(
+    tmp_path: Path, s3_url: str, worker: WorkerClient, step: str | None
+) -> None:
     offload_evict_and_read_back(tmp_path, s3_url, worker, step)
 
 
@@ -276,7 +278,7 @@ def start(
     ],
     indirect=["server"],
 )
-def test_a_large_object_survives_what_happens_amid_its_parts(
+def test_multipart_upload_survives_failures_between_its_parts(
     tmp_path: Path, server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch, place: str, at_once: bool
 ) -> None:
     store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 24), RealDisk(), SystemClock())

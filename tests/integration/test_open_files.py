@@ -21,7 +21,7 @@ def figures(admin: str) -> dict[str, float]:
     return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
 
 
-def test_more_connections_than_open_files_end_no_broker(tmp_path: Path) -> None:
+def test_broker_survives_more_connections_than_open_files(tmp_path: Path) -> None:
     names = {"storePathRootDir": tmp_path / "data", "listenPort": 0, "adminPort": 0, "flushDiskType": "SYNC_FLUSH"}
     names |= {"brokerIP1": "127.0.0.1", "mappedFileSizeCommitLog": "1m"}
     with Serving(tmp_path, "broker", *settings_as_options(names), open_files=200) as broker:

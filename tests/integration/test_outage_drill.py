@@ -338,7 +338,7 @@ def until_told(drill: Drill, condition: str) -> None:
     wait_until(lambda: condition in drill.conditions() and drill.told() == [condition], condition, _S)
 
 
-def test_the_store_is_down(drill: Drill) -> None:
+def test_surfaces_report_an_unreachable_store(drill: Drill) -> None:
     """Hot traffic continues. Messages that only the archive has cannot be read, and their reader is asked to retry."""
     assert drill.store is not None
     drill.begins()
@@ -354,7 +354,7 @@ def test_the_store_is_down(drill: Drill) -> None:
     drill.after("store down", "archive unreachable")
 
 
-def test_the_disk_is_full(small: tuple[Drill, OnASmallDisk, Path]) -> None:
+def test_surfaces_report_a_full_disk(small: tuple[Drill, OnASmallDisk, Path]) -> None:
     """The broker refuses sends and serves reads; once there is space again, it accepts sends."""
     drill, broker, data = small
     drill.begins()
@@ -372,7 +372,7 @@ def test_the_disk_is_full(small: tuple[Drill, OnASmallDisk, Path]) -> None:
     drill.after("disk full", "disk full")
 
 
-def test_the_name_server_is_gone(drill: Drill) -> None:
+def test_surfaces_report_an_unreachable_name_server(drill: Drill) -> None:
     """The broker serves clients that know it; new clients get an error that names the unreachable name server."""
     drill.begins()
     away = re.escape(drill.namesrv)
@@ -389,7 +389,7 @@ def test_the_name_server_is_gone(drill: Drill) -> None:
     drill.after("name server gone", "name servers unreachable")
 
 
-def test_the_broker_is_killed(drill: Drill) -> None:
+def test_surfaces_report_a_killed_broker(drill: Drill) -> None:
     """The name server reports the loss, and each client reports what it could not reach."""
     drill.begins()
     refused = "^(no answer: )?connection refused"
@@ -409,7 +409,7 @@ def test_the_broker_is_killed(drill: Drill) -> None:
     drill.after("broker killed", None)
 
 
-def test_the_clock_is_off(drill: Drill) -> None:
+def test_surfaces_report_an_untrusted_clock(drill: Drill) -> None:
     """At start the wall clock is far ahead of the last trusted time: nothing expires early, all else works."""
     drill.broker.stop()
     (drill.directory / "data" / "clock").write_text('{"version":1,"trusted_ms":1000000000000}')
@@ -427,7 +427,7 @@ def test_the_clock_is_off(drill: Drill) -> None:
     drill.after("clock off", "clock not trusted")
 
 
-def test_the_certificate_is_over(drill: Drill) -> None:
+def test_surfaces_report_an_expired_certificate(drill: Drill) -> None:
     """Clients that verify the certificate cannot connect and get the reason; a new one is loaded without a restart."""
     pem, key = drill.directory / "server.pem", drill.directory / "server.key"
     drill.begins()
@@ -447,7 +447,7 @@ def test_the_certificate_is_over(drill: Drill) -> None:
     drill.after("certificate expired", "certificate expired")
 
 
-def test_all_is_well_then(drill: Drill) -> None:
+def test_surfaces_report_normal_operation(drill: Drill) -> None:
     """Every surface has the output that the drill expects in normal operation."""
     drill.begins()
     drill.during("none", None, WELL)

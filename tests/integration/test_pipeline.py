@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.servers
 
 
-def test_the_pipeline_gives_what_pandas_does_though_its_job_is_killed() -> None:
+def test_pipeline_matches_pandas_after_its_job_is_killed() -> None:
     command = [sys.executable, "-m", "examples.pipeline", "--limit", "3000", "--stops", "1"]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False, cwd=root)

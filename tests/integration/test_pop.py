@@ -93,7 +93,7 @@ async def pop_until(connection: Connection, number: int) -> list[MessageRecord]:
     return found
 
 
-def test_what_is_not_acknowledged_comes_again_after_a_kill(neve_up: NeveUp, tmp_path: Path) -> None:
+def test_unacknowledged_messages_are_redelivered_after_a_kill(neve_up: NeveUp, tmp_path: Path) -> None:
     async def first(connection: Connection) -> None:
         for number in range(6):
             await send(connection, b"job %d" % number)
@@ -118,9 +118,7 @@ def test_what_is_not_acknowledged_comes_again_after_a_kill(neve_up: NeveUp, tmp_
     assert (len(fields), fields[4:7]) == (8, ["1", "broker-a", "0"])
 
 
-def test_a_batch_acknowledgement_frees_the_group_and_a_waiting_pop_gets_what_comes(
-    neve_up: NeveUp, tmp_path: Path
-) -> None:
+def test_batch_ack_advances_the_group_and_waiting_pop_gets_next_message(neve_up: NeveUp, tmp_path: Path) -> None:
     async def work(connection: Connection) -> None:
         for number in range(3):
             await send(connection, b"job %d" % number)
@@ -143,9 +141,7 @@ def test_a_batch_acknowledgement_frees_the_group_and_a_waiting_pop_gets_what_com
         run(neve.broker, work)
 
 
-def test_the_highest_count_of_retries_keeps_neither_this_nor_another_message_from_coming_again(
-    neve_up: NeveUp, tmp_path: Path
-) -> None:
+def test_maximum_reconsume_count_does_not_prevent_redelivery(neve_up: NeveUp, tmp_path: Path) -> None:
     async def work(connection: Connection) -> None:
         await send(connection, b"worn", reconsume_times=2**31 - 1)
         await send(connection, b"fresh")
@@ -160,7 +156,7 @@ def test_the_highest_count_of_retries_keeps_neither_this_nor_another_message_fro
         assert "Traceback" not in neve.log()
 
 
-def test_a_message_with_as_many_properties_as_fit_comes_again_as_well(neve_up: NeveUp, tmp_path: Path) -> None:
+def test_message_with_maximum_properties_size_is_redelivered(neve_up: NeveUp, tmp_path: Path) -> None:
     async def work(connection: Connection) -> None:
         ext = {
             "a": "p", "b": "jobs", "c": "TBW102", "d": "1", "e": "0", "f": "0",
@@ -183,9 +179,7 @@ def test_a_message_with_as_many_properties_as_fit_comes_again_as_well(neve_up: N
         assert "Traceback" not in neve.log()
 
 
-def test_a_pop_in_order_gives_nothing_more_until_all_of_the_last_is_acknowledged(
-    neve_up: NeveUp, tmp_path: Path
-) -> None:
+def test_ordered_pop_waits_until_all_popped_messages_are_acknowledged(neve_up: NeveUp, tmp_path: Path) -> None:
     async def work(connection: Connection) -> None:
         for number in range(4):
             await send(connection, b"step %d" % number)
@@ -212,7 +206,7 @@ def test_a_pop_in_order_gives_nothing_more_until_all_of_the_last_is_acknowledged
         run(neve.broker, work)
 
 
-def test_a_peek_takes_nothing_and_a_notification_waits_for_the_next_message(neve_up: NeveUp, tmp_path: Path) -> None:
+def test_peek_takes_no_message_and_notification_waits_for_the_next(neve_up: NeveUp, tmp_path: Path) -> None:
     async def peek(connection: Connection) -> RemotingCommand:
         ext = {"consumerGroup": "workers", "topic": "jobs", "queueId": "0", "maxMsgNums": "8"}
         return await ask(connection, Code.PEEK_MESSAGE, ext)

@@ -39,7 +39,7 @@ def run(command: str, neve: Any, directory: Path) -> str:
     return done.stdout
 
 
-def test_the_tour_ends_with_what_it_promises(tmp_path: Path, neve_up: Up) -> None:
+def test_tour_has_the_documented_results(tmp_path: Path, neve_up: Up) -> None:
     setup, up, *tour = commands(tmp_path)
     assert setup.startswith("make setup")
     assert up.startswith("neve up --data /tmp/neve --store dir:")
@@ -59,7 +59,7 @@ def test_the_tour_ends_with_what_it_promises(tmp_path: Path, neve_up: Up) -> Non
     assert sum(int(count) for _, count in counts) == 1000
 
 
-def test_the_example_sends(tmp_path: Path, neve_up: Up) -> None:
+def test_example_sends_a_message(tmp_path: Path, neve_up: Up) -> None:
     with neve_up(tmp_path) as neve:
         program = block("Five minutes", 1).replace("127.0.0.1:9876", neve.namesrv)
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -41,7 +41,7 @@ def neve(*arguments: str) -> str:
     return done.stdout
 
 
-def test_what_is_archived_is_sent_again_without_asking_the_brokers_for_it(tmp_path: Path) -> None:
+def test_replay_sends_selected_messages_read_from_the_store_alone(tmp_path: Path) -> None:
     with NeveServer(tmp_path) as server:
         after_first = asyncio.run(filled(server.namesrv, 0))
         second = asyncio.run(filled(server.namesrv, FEW))

@@ -108,7 +108,7 @@ def live_and_die(tmp_path: Path, neve_up: Up, url: str, known: Callable[[int], N
     shutil.rmtree(tmp_path / "data")
 
 
-def test_the_bucket_knows_the_brokers_state_while_it_runs_and_after_its_stop(tmp_path: Path, neve_up: Up) -> None:
+def test_bucket_has_the_broker_state_while_it_runs_and_after_it_stops(tmp_path: Path, neve_up: Up) -> None:
     store = tmp_path / "store"
     store.mkdir()
     with neve_up(tmp_path, "--store", f"dir:{store}", *OFTEN) as neve:
@@ -127,7 +127,7 @@ def test_the_bucket_knows_the_brokers_state_while_it_runs_and_after_its_stop(tmp
     assert (last.clean, last.queues[TOPIC], last.log_end > running_state.log_end) == (True, {0: 4}, True)
 
 
-def test_a_lost_broker_comes_back_with_topics_offsets_and_cold_reads(tmp_path: Path, neve_up: Up) -> None:
+def test_restore_recovers_topics_offsets_and_cold_reads(tmp_path: Path, neve_up: Up) -> None:
     store = tmp_path / "store"
     store.mkdir()
     live_and_die(tmp_path, neve_up, f"dir:{store}", lambda following: wait_for_state(store, following))
@@ -171,7 +171,7 @@ def get_topics(neve: Any) -> list[dict[str, Any]]:
     return list(json.loads(bytes(answer.body))["topicConfigTable"].values())
 
 
-def test_a_broker_that_still_lives_is_fenced_by_the_restore(tmp_path: Path, neve_up: Up) -> None:
+def test_restore_fences_a_running_broker(tmp_path: Path, neve_up: Up) -> None:
     store = tmp_path / "store"
     store.mkdir()
     with neve_up(tmp_path / "old", "--store", f"dir:{store}", *OFTEN) as old:
@@ -234,7 +234,7 @@ def start(data: Path, store: Path, *, restoring: bool) -> tuple[dict[int, int], 
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_restore_that_was_cut_short_goes_on_and_gives_the_same(tmp_path: Path, archive: Path, step: str) -> None:
+def test_interrupted_restore_resumes_with_the_same_result(tmp_path: Path, archive: Path, step: str) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
     shutil.copytree(archive, store)
     with failpoint.armed(f"restore.after_{step}"), pytest.raises((FailpointError, StartupError), match="failpoint"):
@@ -251,7 +251,7 @@ def test_a_restore_that_was_cut_short_goes_on_and_gives_the_same(tmp_path: Path,
     assert catalog.rounds.open_intents() == {}
 
 
-def test_a_restore_that_was_killed_between_the_log_and_its_checkpoint_goes_on(tmp_path: Path, archive: Path) -> None:
+def test_restore_resumes_after_a_kill_between_log_and_checkpoint(tmp_path: Path, archive: Path) -> None:
     """An ordinary start cannot open such a directory; a restore builds it again."""
     store, data = tmp_path / "store", tmp_path / "data"
     shutil.copytree(archive, store)
@@ -271,7 +271,7 @@ def test_a_restore_that_was_killed_between_the_log_and_its_checkpoint_goes_on(tm
     assert start(data, store, restoring=False)[0] == ends
 
 
-def test_a_restore_fills_only_an_empty_directory_from_an_archive_that_is_there(tmp_path: Path, archive: Path) -> None:
+def test_restore_requires_an_empty_directory_and_an_existing_archive(tmp_path: Path, archive: Path) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
     shutil.copytree(archive, store)
     before = files(store)
@@ -288,7 +288,7 @@ def test_a_restore_fills_only_an_empty_directory_from_an_archive_that_is_there(t
     start(tmp_path / "other", tmp_path / "nothing", restoring=False)
 
 
-def test_a_restore_that_another_overtook_leaves_the_archive_to_that(tmp_path: Path, archive: Path) -> None:
+def test_superseded_restore_leaves_the_archive_to_its_successor(tmp_path: Path, archive: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(archive, store)
     with failpoint.armed("restore.after_queues"), pytest.raises((FailpointError, StartupError), match="failpoint"):
@@ -299,7 +299,7 @@ def test_a_restore_that_another_overtook_leaves_the_archive_to_that(tmp_path: Pa
 
 
 @pytest.mark.servers
-def test_a_broker_comes_back_from_a_bucket(tmp_path: Path, neve_up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_is_restored_from_a_bucket(tmp_path: Path, neve_up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(tmp_path / "minio") as server:
         create_bucket(server, "archive")
         for name, value in server.environment.items():

@@ -80,7 +80,7 @@ class Traffic:
         await until(lambda: self.sent >= sent and len(self.read) >= read, f"{_STEP} messages more", 2 * _CALL_S)
 
 
-def test_a_set_is_restarted_line_by_line_and_no_send_fails_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_rolling_restart_by_the_page_fails_no_send_and_loses_no_message(tmp_path: Path) -> None:
     async def scenario(brokers: BrokerSet) -> None:
         operator, former = Operator(brokers), brokers.master
         epoch = brokers.epoch

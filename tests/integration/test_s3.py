@@ -48,7 +48,7 @@ def boto(server: S3Server) -> Any:
     )
 
 
-def test_round_trip_and_literal_keys(store: ObjectStore, server: S3Server, tmp_path: Path) -> None:
+def test_object_operations_use_literal_keys(store: ObjectStore, server: S3Server, tmp_path: Path) -> None:
     key = "topic=%25RETRY%25g%7Cx/dt=2026-01-01/broker=b/00-01-e1.parquet"
     outcome = store.put(key, b"0123456789", if_absent=True)
     assert store.get(key) == b"0123456789"
@@ -78,7 +78,7 @@ def test_conditional_put_has_one_winner(store: ObjectStore) -> None:
     assert store.get("one") == str(winner).encode()
 
 
-def test_wrong_credentials_are_named(server: S3Server, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_are_reported(server: S3Server, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("x", b"1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     stranger = open_store(server.url(BUCKET))
@@ -102,14 +102,14 @@ def test_profile_supplies_credentials(
     assert by_profile.get("x") == b"1"
 
 
-def test_store_tells_its_time(store: ObjectStore) -> None:
+def test_store_returns_its_time(store: ObjectStore) -> None:
     store.put("x", b"1")
     now = store.now_ms()
     assert now is not None
     assert abs(now - store.head("x").modified_ms) < 60_000
 
 
-def test_stopped_store_is_an_error_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_store_raises_an_error_instead_of_hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with minio.running(tmp_path) as instance:
         create_bucket(instance, BUCKET)
         for name, value in instance.environment.items():
@@ -143,7 +143,7 @@ def unfinished(server: S3Server, key: str) -> int:
     return len(boto(server).list_multipart_uploads(Bucket=BUCKET, Prefix=key).get("Uploads", ()))
 
 
-def test_a_large_object_goes_up_in_parts_and_only_once(
+def test_large_object_is_uploaded_in_parts_and_only_once(
     server: S3Server, in_parts: ObjectStore, large: Path, tmp_path: Path
 ) -> None:
     paced: list[int] = []
@@ -164,7 +164,7 @@ def prefix_of(store: ObjectStore) -> str:
     return urlsplit(store.url).path.strip("/")
 
 
-def test_parts_of_a_dead_writer_go_with_the_next_attempt_and_others_stay(
+def test_next_upload_removes_the_parts_of_a_dead_writer_of_that_key(
     server: S3Server, in_parts: ObjectStore, large: Path
 ) -> None:
     client, prefix = boto(server), prefix_of(in_parts)
@@ -177,7 +177,7 @@ def test_parts_of_a_dead_writer_go_with_the_next_attempt_and_others_stay(
     assert [upload["Key"] for upload in left] == names[1:]
 
 
-def test_the_sweep_forgets_our_uploads_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_removes_own_stale_uploads_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MinIO is excluded: it lists unfinished uploads by exact key only, and removes them after a day by itself."""
     with versitygw.running(tmp_path) as server:
         create_bucket(server, BUCKET)

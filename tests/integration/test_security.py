@@ -65,7 +65,7 @@ def subject_of(address: str, context: ssl.SSLContext) -> str:
     return str(found["subject"][0][0][1])
 
 
-def test_one_port_takes_tls_and_plain_text(neve_up: Up, tmp_path: Path) -> None:
+def test_one_port_accepts_tls_and_plain_text(neve_up: Up, tmp_path: Path) -> None:
     pair = make_certificate(tmp_path, "first")
     with neve_up(tmp_path / "neve", "--store", "", *tls_settings("permissive", pair)) as neve:
         assert asyncio.run(round_trip(neve.namesrv, "Encrypted", tls=trusting(pair[0]))) == b"over the wire"
@@ -84,7 +84,7 @@ def test_one_port_takes_tls_and_plain_text(neve_up: Up, tmp_path: Path) -> None:
         assert subject_of(neve.namesrv, trust) == "second"
 
 
-def test_enforcing_hangs_up_on_plain_text(neve_up: Up, tmp_path: Path) -> None:
+def test_enforcing_mode_closes_plain_text_connections(neve_up: Up, tmp_path: Path) -> None:
     pair = make_certificate(tmp_path, "only")
     with neve_up(tmp_path / "neve", "--store", "", *tls_settings("enforcing", pair)) as neve:
         assert asyncio.run(round_trip(neve.namesrv, "Encrypted", tls=trusting(pair[0]))) == b"over the wire"
@@ -106,7 +106,7 @@ def test_enforcing_hangs_up_on_plain_text(neve_up: Up, tmp_path: Path) -> None:
         (["authenticationEnabled=true", 'initAuthenticationUser={"username":"root"}'], "initAuthenticationUser"),
     ],
 )
-def test_a_start_that_cannot_be_safe_is_refused(neve_up: Up, tmp_path: Path, settings: list[str], text: str) -> None:
+def test_start_with_insecure_settings_is_rejected(neve_up: Up, tmp_path: Path, settings: list[str], text: str) -> None:
     options = [part for key in settings for part in ("--set", key)]
     with pytest.raises(NotReady, match=text), neve_up(tmp_path / "neve", "--store", "", *options):
         pass
@@ -188,7 +188,7 @@ async def records_of_another_topic(namesrv: str, broker: str) -> None:
     assert (await ask(broker, Code.END_TRANSACTION, end)).code == 0
 
 
-def test_users_and_policies(neve_up: Up, tmp_path: Path) -> None:
+def test_users_and_policies_are_enforced(neve_up: Up, tmp_path: Path) -> None:
     keys = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}")
     options = [part for key in keys for part in ("--set", key)]
     with neve_up(tmp_path / "neve", "--store", "", *options) as neve:

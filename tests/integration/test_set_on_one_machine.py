@@ -51,7 +51,7 @@ def has(address: str, count: int) -> bool:
         return False
 
 
-def test_another_member_serves_when_the_master_is_killed_and_the_killed_one_comes_back(tmp_path: Path) -> None:
+def test_killed_master_is_replaced_and_restarted(tmp_path: Path) -> None:
     with up(tmp_path) as servers:
         master, members = servers.ready["master"], servers.ready["members"]
         addresses = [member["broker"] for member in members]
@@ -69,7 +69,7 @@ def test_another_member_serves_when_the_master_is_killed_and_the_killed_one_come
         assert not [pid for pid in processes if psutil.pid_exists(pid)]
 
 
-def test_a_set_that_was_stopped_goes_on_with_what_it_had(tmp_path: Path) -> None:
+def test_stopped_set_restarts_with_its_messages(tmp_path: Path) -> None:
     servers = up(tmp_path)
     for count in (1, 2):
         with servers:
@@ -78,7 +78,7 @@ def test_a_set_that_was_stopped_goes_on_with_what_it_had(tmp_path: Path) -> None
             assert has(master, count)
 
 
-def test_a_set_that_asks_who_its_users_are_has_its_users_in_every_member(tmp_path: Path) -> None:
+def test_users_of_an_authenticated_set_exist_on_every_member(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "set")
     keys = (
         "authenticationEnabled=true",
@@ -107,7 +107,7 @@ def test_a_set_that_asks_who_its_users_are_has_its_users_in_every_member(tmp_pat
             wait_until(partial(serves, names, f"{topic}OfAnother"), "another serves them", _CHANGE_S)
 
 
-def test_members_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
+def test_members_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     with up(tmp_path) as servers:
         processes = servers.alive()
         servers.process.kill()
@@ -117,7 +117,7 @@ def test_members_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
         assert not left
 
 
-def test_what_a_set_on_one_machine_can_not_have_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_unsupported_settings_are_rejected_before_any_file_is_created(tmp_path: Path) -> None:
     def refused(*arguments: str) -> str:
         done = subprocess.run(
             [NEVE, "up", "--replicas", "3", "--data", str(tmp_path / "data"), *ANY_PORTS, *arguments],

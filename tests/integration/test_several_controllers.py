@@ -71,7 +71,7 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(work())
 
 
-async def test_each_answers_everything(shared: Node, tmp_path: Path) -> None:
+async def test_every_controller_answers_all_requests(shared: Node, tmp_path: Path) -> None:
     async with controllers(tmp_path, shared, 3) as (one, two, three):
         a, b = await Broker(one).open(), await Broker(two).open()
         await a.join()
@@ -88,7 +88,7 @@ async def test_each_answers_everything(shared: Node, tmp_path: Path) -> None:
         await closed(a, b)
 
 
-async def test_a_master_that_one_of_them_can_not_hear_stays(shared: Node, tmp_path: Path) -> None:
+async def test_master_stays_while_one_controller_hears_it(shared: Node, tmp_path: Path) -> None:
     async with controllers(tmp_path, shared) as (one, two):
         a, b = Broker(one), Broker(one)
         await in_sync(a, b)
@@ -105,7 +105,7 @@ async def test_a_master_that_one_of_them_can_not_hear_stays(shared: Node, tmp_pa
 
 
 @pytest.mark.parametrize("attempt", range(5))
-async def test_a_master_that_hangs_up_on_all_of_them_is_replaced_once_and_soon(
+async def test_master_disconnected_from_all_controllers_is_replaced_once(
     shared: Node, tmp_path: Path, attempt: int
 ) -> None:
     """No controller scans in this test: the last one that the master disconnects from elects."""
@@ -130,7 +130,7 @@ async def test_a_master_that_hangs_up_on_all_of_them_is_replaced_once_and_soon(
         await closed(a, b)
 
 
-async def test_what_one_says_is_gone_when_it_stops_and_soon_when_it_died(shared: Node) -> None:
+async def test_reports_of_a_stopped_or_dead_controller_disappear(shared: Node) -> None:
     url = parse_url(register_url(shared, prefix=next(prefixes)))
     clients = [Etcd(url) for _ in range(3)]
     stops, dies, reads = (EtcdControllers(client, url.prefix, Etcd(url)) for client in clients)
@@ -167,7 +167,7 @@ class Slow:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(said), said))
 
 
-async def test_a_lease_is_renewed_while_more_is_asked_of_etcd_than_there_are_connections() -> None:
+async def test_lease_is_renewed_while_all_etcd_connections_are_busy() -> None:
     slow = Slow()
     server = await asyncio.start_server(slow.serve, "127.0.0.1", 0)
     async with asyncio.timeout(30):
@@ -185,7 +185,7 @@ async def test_a_lease_is_renewed_while_more_is_asked_of_etcd_than_there_are_con
     server.close()
 
 
-async def test_what_is_said_is_what_others_hear_whatever_became_of_it_meanwhile(tmp_path: Path) -> None:
+async def test_reports_are_read_by_others_and_written_again_when_lost(tmp_path: Path) -> None:
     with servers.node(tmp_path) as node:
         url = parse_url(register_url(node))
         own, client = Etcd(url), Etcd(url)
@@ -228,7 +228,7 @@ async def test_what_is_said_is_what_others_hear_whatever_became_of_it_meanwhile(
         await client.close()
 
 
-async def test_a_controller_that_stops_leaves_the_living_to_the_others(shared: Node, tmp_path: Path) -> None:
+async def test_stopping_controller_causes_no_election(shared: Node, tmp_path: Path) -> None:
     url = register_url(shared, prefix=next(prefixes))
     async with controlling(tmp_path / "stays", register_url=url) as stays:
         async with controlling(tmp_path / "stops", register_url=url) as stops:

@@ -84,7 +84,7 @@ def fill(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dir", "s3"])
-def test_exactly_what_the_catalog_holds(servers: tuple[Any, dict[str, str]], kind: str) -> None:
+def test_frame_has_exactly_the_rows_of_the_catalog(servers: tuple[Any, dict[str, str]], kind: str) -> None:
     spark, urls = servers
     frame = neve_spark.read_topic(spark, TOPIC, store=urls[kind])
     found = sorted((r.broker, r.queue_id, r.queue_offset, r.topic) for r in frame.collect())
@@ -93,7 +93,7 @@ def test_exactly_what_the_catalog_holds(servers: tuple[Any, dict[str, str]], kin
 
 
 @pytest.mark.parametrize("kind", ["dir", "s3"])
-def test_a_part_of_an_object_is_read_and_beyond_its_end_is_nothing(
+def test_range_read_returns_the_range_and_nothing_beyond_the_end(
     servers: tuple[Any, dict[str, str]], kind: str
 ) -> None:
     spark, urls = servers
@@ -110,7 +110,7 @@ def test_a_part_of_an_object_is_read_and_beyond_its_end_is_nothing(
 
 
 @pytest.mark.parametrize("kind", ["dir", "s3"])
-def test_a_topic_whose_name_no_path_can_say_is_read_under_its_name(
+def test_topic_with_name_too_long_for_a_path_is_read_under_its_name(
     servers: tuple[Any, dict[str, str]], kind: str
 ) -> None:
     spark, urls = servers
@@ -146,14 +146,12 @@ def rows_counted(command: list[str], script: str, home: Path, environment: dict[
     return int(done.stdout.rpartition("rows ")[2])
 
 
-def test_a_session_for_s3_after_one_for_a_directory_reads_s3(
-    servers: tuple[Any, dict[str, str]], tmp_path: Path
-) -> None:
+def test_s3_session_after_a_directory_session_reads_s3(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
     script = DIRECTORY_FIRST.format(**servers[1]) + FIVE_LINES.format(**servers[1], topic=TOPIC)
     assert rows_counted([sys.executable], script, tmp_path, {}) == 25
 
 
-def test_a_refused_query_is_a_few_lines(servers: tuple[Any, dict[str, str]]) -> None:
+def test_invalid_query_prints_a_few_lines(servers: tuple[Any, dict[str, str]]) -> None:
     command = [NEVE, "spark", "sql", "--store", servers[1]["dir"], "--topic", TOPIC, "--master", "local[1]"]
     done = subprocess.run([*command, "SELECT FORM x"], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2
@@ -163,7 +161,9 @@ def test_a_refused_query_is_a_few_lines(servers: tuple[Any, dict[str, str]]) -> 
     assert told.count("\n") < 5
 
 
-def test_the_five_lines_of_the_page_run_below_spark_submit(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
+def test_five_line_program_of_the_page_runs_under_spark_submit(
+    servers: tuple[Any, dict[str, str]], tmp_path: Path
+) -> None:
     """As in an unpacked Spark distribution, pyspark is one file and the JVM runs before `session` is called."""
     home = pyspark_jars().parent
     places = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
@@ -172,7 +172,7 @@ def test_the_five_lines_of_the_page_run_below_spark_submit(servers: tuple[Any, d
     assert rows_counted(submit, script, tmp_path, places) == 25
 
 
-def test_pruned_before_opening(servers: tuple[Any, dict[str, str]]) -> None:
+def test_objects_are_pruned_before_opening(servers: tuple[Any, dict[str, str]]) -> None:
     spark, urls = servers
     start, end = T0 + HOUR, datetime.fromtimestamp(T0 / 1000 + 3600 + 16 * 60, UTC)
     files = neve_spark.archive_files(spark, TOPIC, store=urls["dir"], start=start, end=end)
@@ -186,7 +186,7 @@ def test_pruned_before_opening(servers: tuple[Any, dict[str, str]]) -> None:
     assert neve_spark.read_topic(spark, TOPIC, store=urls["dir"], broker="b").count() == 10
 
 
-def test_bodies_as_the_producer_had_them(servers: tuple[Any, dict[str, str]]) -> None:
+def test_bodies_equal_those_of_the_producer(servers: tuple[Any, dict[str, str]]) -> None:
     spark, urls = servers
     frame = neve_spark.read_topic(spark, TOPIC, store=urls["dir"], decode="json", schema="n INT, q INT")
     assert sorted((r.value.n, r.value.q) for r in frame.select("value").collect()) == sorted(
@@ -213,7 +213,7 @@ def test_objects_with_and_without_field_ids_are_read_together(
         assert found == [(offset, tag, ["k"], {"TAGS": "x"}) for offset, tag in enumerate(tags)]
 
 
-def test_only_the_columns_asked_for_are_read(servers: tuple[Any, dict[str, str]]) -> None:
+def test_only_selected_columns_are_read(servers: tuple[Any, dict[str, str]]) -> None:
     spark, urls = servers
     frame = neve_spark.read_topic(spark, TOPIC, store=urls["dir"]).where("tags = 'odd'").groupBy("tags").count()
     plan = frame._jdf.queryExecution().executedPlan().toString()
@@ -231,7 +231,7 @@ def test_missing_archive_and_topic_are_errors(servers: tuple[Any, dict[str, str]
         neve_spark.read_topic(spark, TOPIC, store=urls["s3"], broker="d")
 
 
-def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
+def test_crash_within_a_round_duplicates_no_row(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
     """Neither the catalog nor a listing has a row twice: the second attempt adopts the objects of the first."""
     spark, _ = servers
     url = f"dir:{tmp_path}/archive"
@@ -254,7 +254,7 @@ def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, di
         assert sorted((row.queue_id, row.queue_offset) for row in frame.collect()) == sent
 
 
-def test_erasure_between_plan_and_read_doubles_no_row(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
+def test_erasure_between_plan_and_read_duplicates_no_row(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
     """A frame reads the objects that were current when it was created; they are kept for the grace period."""
     spark, _ = servers
     objects, each = 4, 25  # The number of messages of each of two queues in one object.

@@ -78,7 +78,7 @@ def told(frame: Any, column: str) -> dict[int, tuple[Any, str | None]]:
     return {row.queue_offset: (row[column], row.body_error) for row in rows}
 
 
-def test_packed_bodies_are_inflated_and_say_why_when_they_are_not(topics: tuple[Any, Any]) -> None:
+def test_compressed_bodies_are_inflated_or_have_an_error(topics: tuple[Any, Any]) -> None:
     found = told(decode_bodies(topics[1], "bytes", max_body=1000), "body")
     assert [found[at] for at in range(3)] == [(BODIES[at], None) for at in range(3)]
     assert found[3][0] is None
@@ -88,7 +88,7 @@ def test_packed_bodies_are_inflated_and_say_why_when_they_are_not(topics: tuple[
     assert text == {at: ((BODIES[at] or b"").decode(), None) for at in range(3)}
 
 
-def test_a_spark_without_arrow_functions_inflates_row_by_row(
+def test_spark_without_arrow_functions_inflates_row_by_row(
     topics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark 4.0 has no such functions; it decodes neither Avro nor Protobuf."""
@@ -99,7 +99,7 @@ def test_a_spark_without_arrow_functions_inflates_row_by_row(
         decode_bodies(topics[0], "avro", schema_file=__file__)
 
 
-def test_avro_and_protobuf_are_values_by_their_schema_files(topics: tuple[Any, Any], tmp_path: Path) -> None:
+def test_avro_and_protobuf_are_decoded_by_their_schema_files(topics: tuple[Any, Any], tmp_path: Path) -> None:
     (tmp_path / "order.avsc").write_text(json.dumps(ORDER))
     (tmp_path / "order.desc").write_bytes(descriptors())
     not_finite = avro_body({**VALUE, "prices": [float("nan"), float("-inf")]})
@@ -124,7 +124,7 @@ def test_avro_and_protobuf_are_values_by_their_schema_files(topics: tuple[Any, A
     assert str(texts[2][1]).startswith("the body is not protobuf of the schema")
 
 
-def test_bodies_are_values_by_the_registry_that_their_numbers_are_of(topics: tuple[Any, Any], tmp_path: Path) -> None:
+def test_bodies_are_decoded_by_their_schema_id_in_the_registry(topics: tuple[Any, Any], tmp_path: Path) -> None:
     """Two versions of a schema in one topic, in a batch and in a stream that splits off undecodable bodies."""
     newer = {**ORDER, "fields": [*ORDER["fields"], {"name": "more", "type": ["null", "int"], "default": None}]}
     with SchemaRegistry() as registry:
@@ -159,7 +159,7 @@ def test_bodies_are_values_by_the_registry_that_their_numbers_are_of(topics: tup
     assert (dead.queue_offset, dead.body_error, dead.body) == (2, "the registry has no schema 9", bodies[2])
 
 
-def test_json_of_a_registry_is_freed_of_its_number(topics: tuple[Any, Any]) -> None:
+def test_json_with_a_registry_has_its_schema_id_removed(topics: tuple[Any, Any]) -> None:
     bodies = [b'\0\0\0\0\7{"n": 1, "q": 2}', b'{"n": 1}', b"\0\0\0\0\7", b"\0\0\0\0\7\xff"]
     frame = (
         topics[0]
@@ -183,7 +183,7 @@ def test_invalid_text_is_null_with_its_error(topics: tuple[Any, Any]) -> None:
     assert found[9] == (None, "there is no body")
 
 
-def test_json_with_a_schema_names_the_fields_that_do_not_fit(topics: tuple[Any, Any]) -> None:
+def test_json_with_a_schema_names_mismatched_fields(topics: tuple[Any, Any]) -> None:
     found = told(decode_bodies(topics[0], "json", schema=SCHEMA), "value")
     assert [tuple(found[at][0]) for at in (0, 1)] == [(0, 2), (1, 2)]
     assert [found[at][1] for at in (0, 1)] == [None, None]
@@ -240,7 +240,7 @@ def test_json_bodies_within_white_space_are_decoded(topics: tuple[Any, Any]) -> 
         assert all(str(json).startswith('{"n":1,"q":2') for json, _ in found.values())
 
 
-def test_json_nan_is_a_double_and_no_variant(topics: tuple[Any, Any]) -> None:
+def test_json_nan_is_a_double_but_not_a_variant(topics: tuple[Any, Any]) -> None:
     frame = with_bodies(topics[0], b'{"n": NaN, "q": [{}]}', b'{"n": 1, "n": 2}', b"{'n': 1}", b'\xef\xbb\xbf{"n": 1}')
     typed = told(decode_bodies(frame, "json", schema="n DOUBLE"), "value")
     assert str(typed[0][0].n) == "nan"
@@ -303,7 +303,7 @@ def test_json_without_a_schema_is_a_variant(topics: tuple[Any, Any]) -> None:
     assert {at for at, (_, error) in found.items() if error == "the body is not JSON"} == {3, 4}
 
 
-def test_a_schema_is_found_in_a_sample_and_reads_what_it_was_found_in(topics: tuple[Any, Any]) -> None:
+def test_schema_inferred_from_a_sample_decodes_the_sample(topics: tuple[Any, Any]) -> None:
     objects = topics[0].where("queue_offset IN (0, 1, 3, 5, 8)")
     found = json_schema(objects)
     assert found.simpleString() == "struct<a b:boolean,n:double,q:bigint,x:struct<y:array<bigint>>>"
@@ -318,7 +318,7 @@ def test_a_schema_is_found_in_a_sample_and_reads_what_it_was_found_in(topics: tu
         json_schema(topics[0].where("queue_offset < 0"))
 
 
-def test_stop_ends_the_query_at_the_first_with_its_place(topics: tuple[Any, Any]) -> None:
+def test_on_error_stop_ends_the_query_and_names_topic_queue_and_offset(topics: tuple[Any, Any]) -> None:
     for column, frame in (
         ("value", decode_bodies(topics[0].where("queue_offset <= 2"), "json", schema=SCHEMA, on_error="stop")),
         ("body", decode_bodies(topics[1].where("queue_offset = 3"), "bytes", on_error="stop")),
@@ -341,7 +341,7 @@ def assert_split(good: Any, dead: Any) -> None:
     assert all(row.body_error for row in rows)
 
 
-def test_dead_letters_are_a_frame_of_their_own(topics: tuple[Any, Any]) -> None:
+def test_split_bodies_returns_dead_letters_as_a_separate_frame(topics: tuple[Any, Any]) -> None:
     bodies = split_bodies(decode_bodies(topics[0], "json", schema=SCHEMA))
     assert isinstance(bodies, Bodies)
     assert_split(*bodies)
@@ -349,7 +349,7 @@ def test_dead_letters_are_a_frame_of_their_own(topics: tuple[Any, Any]) -> None:
         split_bodies(topics[0])
 
 
-def test_a_stream_sets_its_dead_letters_apart_into_a_table(topics: tuple[Any, Any], tmp_path: Path) -> None:
+def test_stream_writes_its_dead_letters_to_a_separate_table(topics: tuple[Any, Any], tmp_path: Path) -> None:
     spark = topics[0].sparkSession
     topics[0].write.parquet(f"{tmp_path}/rows")
     rows = spark.readStream.schema(topics[0].schema).parquet(f"{tmp_path}/rows")
@@ -364,7 +364,7 @@ def test_a_stream_sets_its_dead_letters_apart_into_a_table(topics: tuple[Any, An
     assert_split(spark.read.parquet(f"{tmp_path}/good"), spark.read.parquet(f"{tmp_path}/dead"))
 
 
-def test_excluded_arguments_are_refused(topics: tuple[Any, Any]) -> None:
+def test_conflicting_arguments_are_rejected(topics: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match="bytes, text, json"):
         decode_bodies(topics[0], "xml")
     with pytest.raises(ValueError, match="'null' or 'stop'"):

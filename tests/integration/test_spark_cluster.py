@@ -27,12 +27,12 @@ from tests.integration.test_spark_source import (
     below,
     run_to_end,
     table,
-    test_a_batch_is_what_read_topic_has_in_all_columns,
-    test_a_query_without_filters_has_all_rows_after_one_with,
-    test_a_stream_whose_rows_are_gone_says_which,
-    test_fewer_columns_a_key_and_offsets,
-    test_sql_sees_a_topic_as_a_view,
+    test_batch_equals_read_topic_in_all_columns,
+    test_source_options_select_columns_key_tag_and_offsets,
+    test_sql_reads_a_topic_as_a_view,
+    test_stream_reports_which_rows_were_lost,
     test_stream_returns_each_row_once_over_restarts_and_compaction,
+    test_unfiltered_query_after_a_filtered_one_has_all_rows,
 )
 from tests.integration.test_spark_verify import commit
 from tests.servers import versitygw
@@ -40,12 +40,12 @@ from tests.servers.neve import NeveServer
 from tests.servers.spark_cluster import SparkCluster
 
 __all__ = [
-    "test_a_batch_is_what_read_topic_has_in_all_columns",
-    "test_a_query_without_filters_has_all_rows_after_one_with",
-    "test_a_stream_whose_rows_are_gone_says_which",
-    "test_fewer_columns_a_key_and_offsets",
-    "test_sql_sees_a_topic_as_a_view",
+    "test_batch_equals_read_topic_in_all_columns",
+    "test_source_options_select_columns_key_tag_and_offsets",
+    "test_sql_reads_a_topic_as_a_view",
+    "test_stream_reports_which_rows_were_lost",
     "test_stream_returns_each_row_once_over_restarts_and_compaction",
+    "test_unfiltered_query_after_a_filtered_one_has_all_rows",
 ]
 
 pytestmark = [
@@ -148,7 +148,7 @@ def test_rows_go_to_a_topic_from_both_workers(
     assert sorted(body for _, body in sent) == sorted(f"n{number}" for number in range(400))
 
 
-def test_a_stream_goes_on_where_it_was_when_a_worker_dies(spark: Any, cluster: SparkCluster, place: str) -> None:
+def test_stream_resumes_when_a_worker_dies(spark: Any, cluster: SparkCluster, place: str) -> None:
     """This is the last test of the module: the worker's executor is lost and not replaced."""
     archive = ArchiveOnPaper(open_store(below(place, "archive")), "a", "orders")
     for n in range(4):

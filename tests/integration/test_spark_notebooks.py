@@ -60,7 +60,7 @@ def printed(cell: Any) -> str:
     return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout")
 
 
-def test_a_first_look_in_five_lines(archive: pd.DataFrame) -> None:
+def test_first_look_takes_five_lines(archive: pd.DataFrame) -> None:
     first, _, fields, by_sql, _ = run("1-first-look.ipynb")
     lines = [line for line in first.source.splitlines() if line and not line.startswith(("import os", "store = "))]
     assert len(lines) <= 5
@@ -72,7 +72,7 @@ def test_a_first_look_in_five_lines(archive: pd.DataFrame) -> None:
     assert {name: int(count) for name, count in origins} == archive.groupby("origin").size().to_dict()
 
 
-def test_a_stream_that_is_restarted_has_each_row_once(archive: pd.DataFrame) -> None:
+def test_restarted_stream_has_each_row_once(archive: pd.DataFrame) -> None:
     _, _, _, stopped, _, again, _ = run("3-a-stream-into-a-table.ipynb")
     before = re.search(r"stopped with (\d+) rows", printed(stopped))
     assert before
@@ -80,7 +80,7 @@ def test_a_stream_that_is_restarted_has_each_row_once(archive: pd.DataFrame) -> 
     assert "550 rows, 550 different ones" in printed(again)
 
 
-def test_a_day_with_plots(archive: pd.DataFrame) -> None:
+def test_day_notebook_counts_flights_and_plots(archive: pd.DataFrame) -> None:
     """The third notebook has run before, but its synthetic flights are in another topic."""
     cells = run("2-a-day-with-plots.ipynb")
     assert f"{len(archive)} flights in {archive.time_hour.nunique()} hours" in printed(cells[1])

@@ -33,7 +33,7 @@ def spark() -> Iterator[Any]:
     session.stop()
 
 
-def test_no_object_is_asked_for_before_rows_are(spark: Any, tmp_path: Path) -> None:
+def test_planning_accesses_no_object(spark: Any, tmp_path: Path) -> None:
     """There are forty objects, more than Spark lists without a job. All are absent during planning."""
     store = open_store(f"dir:{tmp_path}")
     archive = ArchiveOnPaper(store, "007", "orders")
@@ -73,7 +73,7 @@ spark.stop()
 """
 
 
-def test_through_connect_a_topic_is_read_as_it_is_here(spark: Any, tmp_path: Path) -> None:
+def test_spark_connect_reads_the_same_rows(spark: Any, tmp_path: Path) -> None:
     """Spark Connect runs in another process because this one has a JVM."""
     store = open_store(f"dir:{tmp_path}/archive [1]")
     fill(store)

@@ -58,7 +58,7 @@ def written(frame: Any, namesrv: str, **options: str) -> None:
     frame.write.format("neve").options(namesrv=namesrv, **options).mode("append").save()
 
 
-def test_rows_are_messages_with_all_that_their_columns_say(spark: Any, namesrv: str, topic: str) -> None:
+def test_rows_become_messages_with_all_their_columns(spark: Any, namesrv: str, topic: str) -> None:
     frame = spark.range(0, 2_000, 1, 4).selectExpr(
         "to_json(struct(id)) AS body",
         "concat('T', id % 3) AS tag",
@@ -82,7 +82,7 @@ def test_rows_are_messages_with_all_that_their_columns_say(spark: Any, namesrv: 
     }
 
 
-def test_invalid_writes_are_refused_before_the_first_row(spark: Any, namesrv: str, topic: str) -> None:
+def test_invalid_writes_are_rejected_before_the_first_row(spark: Any, namesrv: str, topic: str) -> None:
     frame = spark.range(10).selectExpr("cast(id AS STRING) AS body")
     for other, options, why in (
         (frame, {"topic": topic + "x"}, f"topic {topic}x does not exist: neve topic create"),
@@ -115,7 +115,7 @@ query.awaitTermination()
 ROWS, FILES = 4_000, 2  # Each file is a batch of the stream, with hundreds of sequential requests.
 
 
-def test_a_stream_that_is_killed_loses_no_row_and_repeats_are_told(
+def test_killed_stream_loses_no_row_and_its_repeats_are_identifiable(
     spark: Any, namesrv: str, topic: str, tmp_path: Path
 ) -> None:
     """The stream is killed within a batch, and sends its rows again with the same identities."""

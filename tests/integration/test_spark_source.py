@@ -52,7 +52,7 @@ def rows_of(frame: Any) -> list[tuple[str, int, int]]:
 IN_VIEW = [("a", 0, offset) for offset in range(15, 30)] + [("b", 1, offset) for offset in range(10)]
 
 
-def test_a_batch_is_what_read_topic_has_in_all_columns(spark: Any, url: str) -> None:
+def test_batch_equals_read_topic_in_all_columns(spark: Any, url: str) -> None:
     frame = spark.read.format("neve").option("store", url).option("subscribe", TOPIC).load()
     other = neve_spark.read_topic(spark, TOPIC, store=url)
     assert frame.columns == other.columns
@@ -62,7 +62,7 @@ def test_a_batch_is_what_read_topic_has_in_all_columns(spark: Any, url: str) -> 
     assert rows_of(frame) == IN_VIEW
 
 
-def test_filters_reach_the_plan_and_what_they_rule_out_is_not_opened(spark: Any, tmp_path: Path) -> None:
+def test_pushed_filters_exclude_objects_from_being_opened(spark: Any, tmp_path: Path) -> None:
     archive = ArchiveOnPaper(open_store(f"dir:{tmp_path}"), "a", "orders")
     keys = [archive.write(100 * n, 0, 10 * n, 10, hour=n) for n in range(3)]
     for key in keys[::2]:
@@ -87,7 +87,7 @@ def test_filters_reach_the_plan_and_what_they_rule_out_is_not_opened(spark: Any,
     assert lenient.count() == 10
 
 
-def test_fewer_columns_a_key_and_offsets(spark: Any, url: str) -> None:
+def test_source_options_select_columns_key_tag_and_offsets(spark: Any, url: str) -> None:
     def source() -> Any:
         return spark.read.format("neve").options(store=url, subscribe=TOPIC)
 
@@ -106,14 +106,14 @@ def test_fewer_columns_a_key_and_offsets(spark: Any, url: str) -> None:
 
 
 @pytest.mark.parametrize("pushing", ["true", "false"])
-def test_a_query_without_filters_has_all_rows_after_one_with(spark: Any, url: str, pushing: str) -> None:
+def test_unfiltered_query_after_a_filtered_one_has_all_rows(spark: Any, url: str, pushing: str) -> None:
     """Spark keeps the filter selection of a frame's last query, so filters are pushed down only with an option."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushing)
     frame = spark.read.format("neve").options(store=url, subscribe=TOPIC).load()
     assert (frame.where("broker = 'b'").count(), frame.count()) == (10, 25)
 
 
-def test_sql_sees_a_topic_as_a_view(spark: Any, url: str) -> None:
+def test_sql_reads_a_topic_as_a_view(spark: Any, url: str) -> None:
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW flights USING neve OPTIONS (store '{url}', subscribePattern '.*x')")
     found = spark.sql("SELECT broker, count(*), min(queue_offset) FROM flights GROUP BY 1 ORDER BY 1").collect()
     assert [tuple(row) for row in found] == [("a", 15, 15), ("b", 10, 0)]
@@ -180,7 +180,7 @@ def test_stream_returns_each_row_once_over_restarts_and_compaction(spark: Any, p
     assert table(spark, place) == expected
 
 
-def test_a_stream_whose_rows_are_gone_says_which(spark: Any, place: str) -> None:
+def test_stream_reports_which_rows_were_lost(spark: Any, place: str) -> None:
     archive = ArchiveOnPaper(open_store(below(place, "archive")), "a", "orders")
     archive.write(0, 0, 0, 5, hour=0)
     run_to_end(spark, place)
@@ -211,7 +211,7 @@ spark.stop()
 """
 
 
-def test_a_bucket_is_read_in_any_session_without_jars_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_is_read_without_s3_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python reads journals and objects, so an ordinary session without S3 jars suffices."""
     with minio.running(tmp_path / "minio") as server:
         minio.create_bucket(server, "archive")
@@ -223,7 +223,7 @@ def test_a_bucket_is_read_in_any_session_without_jars_for_it(tmp_path: Path, mon
     assert ([tuple(row) for row in rows], some, streamed) == (IN_VIEW, [28, 29], len(IN_VIEW))
 
 
-def test_through_connect_batches_filters_and_streams_are_the_same(url: str, tmp_path: Path) -> None:
+def test_spark_connect_has_the_same_batches_filters_and_streams(url: str, tmp_path: Path) -> None:
     rows, some, streamed = through_connect(CONNECTED, tmp_path, url, TOPIC, str(tmp_path))
     assert [tuple(row) for row in rows] == IN_VIEW
     assert some == [28, 29]

@@ -55,7 +55,7 @@ def submit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submit]:
         yield run
 
 
-def test_verify_as_an_application_of_spark_submit(submit: Submit, tmp_path: Path) -> None:
+def test_verify_runs_as_an_application_of_spark_submit(submit: Submit, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'archive'}"
     archive = ArchiveOnPaper(open_store(url), "a", "orders")
     for number in range(3):

@@ -110,7 +110,7 @@ def test_row_from_a_broker_equals_the_archived_row(spark: Any, neve: NeveServer)
     assert rows_in_order(table(spark, neve, "shapes")) == cold, "the broker's are not read a second time"
 
 
-def test_filters_fewer_columns_and_sql_hold_over_both_tiers(spark: Any, neve: NeveServer) -> None:
+def test_filters_column_selection_and_sql_cover_both_tiers(spark: Any, neve: NeveServer) -> None:
     with connect(neve.namesrv) as client:
         client.admin.create_topic("filters", 1)
         for first in (0, 10):
@@ -202,7 +202,7 @@ def dense(offsets: list[tuple[int, int]]) -> list[int]:
     return ends
 
 
-def test_batches_in_live_traffic_have_no_holes(spark: Any, neve: NeveServer) -> None:
+def test_batches_during_live_traffic_have_no_gaps(spark: Any, neve: NeveServer) -> None:
     with connect(neve.namesrv) as client:
         client.admin.create_topic("live", QUEUES)
     traffic = Traffic(neve, "live")
@@ -236,7 +236,7 @@ def is_under_way(query: Any, traffic: Traffic) -> bool:
     return len(query.recentProgress) >= 2 or query.exception() is not None or bool(traffic.problems)
 
 
-def test_stream_in_live_traffic_has_each_row_once_and_no_lag(spark: Any, neve: NeveServer, tmp_path: Path) -> None:
+def test_stream_during_live_traffic_has_each_row_once_and_no_lag(spark: Any, neve: NeveServer, tmp_path: Path) -> None:
     with connect(neve.namesrv) as client:
         client.admin.create_topic("flow", QUEUES)
     traffic = Traffic(neve, "flow")
@@ -280,7 +280,7 @@ def test_unreachable_tier_is_an_error(spark: Any, neve: NeveServer) -> None:
         table(spark, neve, "closed").collect()
 
 
-def test_offsets_in_a_checkpoint_are_by_queue(spark: Any, neve: NeveServer, tmp_path: Path) -> None:
+def test_checkpoint_has_offsets_by_queue(spark: Any, neve: NeveServer, tmp_path: Path) -> None:
     with connect(neve.namesrv) as client:
         client.admin.create_topic("checkpointed", 1)
         client.send_batch("checkpointed", ["a", "b"], queue=0)

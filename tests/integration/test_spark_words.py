@@ -118,13 +118,13 @@ def told(tmp_path_factory: pytest.TempPathFactory, bucket: str) -> dict[str, lis
         ("no rights by format", "AnalysisException", "PermissionError: no rights"),
     ],
 )
-def test_it_is_said_in_words(told: dict[str, list[str]], case: str, kind: str, words: str) -> None:
+def test_unanswerable_query_has_a_clear_error(told: dict[str, list[str]], case: str, kind: str, words: str) -> None:
     found, text = told[case]
     assert found == kind
     assert words in text, text
 
 
-def test_on_the_command_line_it_is_a_line_and_an_exit_code(bucket: str, tmp_path: Path) -> None:
+def test_command_line_prints_one_line_and_sets_exit_code(bucket: str, tmp_path: Path) -> None:
     """The errors are raised before any JVM is started."""
     (tmp_path / "empty").mkdir()
     for store, code, words in (

@@ -22,7 +22,7 @@ def delete(neve: Any) -> None:
     assert answer.code == 0, answer.remark
 
 
-def test_never_archived_it_begins_at_0(tmp_path: Path, neve_up: Up) -> None:
+def test_recreated_topic_without_archive_begins_at_offset_0(tmp_path: Path, neve_up: Up) -> None:
     arguments = ("--store", f"dir:{tmp_path / 'store'}", *SMALL)
     with neve_up(tmp_path, *arguments) as neve:
         assert send(neve, b"old-0", b"old-1") == [0, 1]
@@ -38,7 +38,7 @@ def test_never_archived_it_begins_at_0(tmp_path: Path, neve_up: Up) -> None:
         assert post(neve, "/archive/verify?deep=true")[0]["findings"] == []
 
 
-def test_once_archived_it_goes_on_above_and_shows_nothing_old(tmp_path: Path, neve_up: Up) -> None:
+def test_recreated_topic_with_archive_continues_above_hidden_offsets(tmp_path: Path, neve_up: Up) -> None:
     arguments = ("--store", f"dir:{tmp_path / 'store'}", *SMALL)
     with neve_up(tmp_path, *arguments) as neve:
         assert send(neve, b"old-0", b"old-1") == [0, 1]
@@ -58,7 +58,7 @@ def test_once_archived_it_goes_on_above_and_shows_nothing_old(tmp_path: Path, ne
         assert send(neve, b"5") == [5]
 
 
-def test_what_is_sent_while_the_archive_records_the_end_lies_below_it(tmp_path: Path) -> None:
+def test_messages_sent_while_the_end_is_recorded_are_below_it(tmp_path: Path) -> None:
     asyncio.run(_sent_meanwhile(tmp_path))
 
 
@@ -81,7 +81,7 @@ async def _sent_meanwhile(tmp_path: Path) -> None:
         assert broker.store.next_offset(TOPIC, 0) == 2
 
 
-def test_what_was_sent_while_the_archive_recorded_the_end_is_buried_later_if_the_store_fails_then(
+def test_messages_sent_during_a_failed_end_record_are_hidden_later(
     tmp_path: Path,
 ) -> None:
     asyncio.run(_buried_later(tmp_path))

@@ -18,7 +18,7 @@ from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
 pytestmark = pytest.mark.servers
 
 
-def test_each_engine_has_each_row_once_from_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_engine_reads_each_row_once_from_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with minio.running(tmp_path / "minio") as server:
         minio.create_bucket(server, "archive")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)

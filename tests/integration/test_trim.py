@@ -48,7 +48,7 @@ def send(neve: NeveServer, numbers: range) -> None:
             client.send("orders", str(number), queue=number % 2)
 
 
-def test_what_is_trimmed_is_gone_from_both_tiers_for_good(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_trimmed_messages_stay_deleted_in_both_tiers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with NeveServer(tmp_path / "neve", settings=SETTINGS) as neve:
         shell = Shell(neve, capfd)
         shell("topic", "create", "orders", "--queues", "2")

@@ -105,7 +105,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
     hot.shutdown()
 
 
-def test_out_of_view_by_row_group_then_deleted_after_the_grace(life: Life) -> None:
+def test_row_groups_expire_and_the_object_is_deleted_after_the_grace(life: Life) -> None:
     catalog, run = life.journal.catalog, life.lifecycle.expire.run
     (name,) = catalog.objects("brief")
     assert len(name.row_groups) == 2
@@ -138,7 +138,7 @@ def test_out_of_view_by_row_group_then_deleted_after_the_grace(life: Life) -> No
     assert [followed.recorded_minimum("brief", queue) for queue in (0, 1)] == [ROWS, ROWS]
 
 
-def test_a_store_whose_clock_differs_stops_expiry_and_deletion(life: Life) -> None:
+def test_clock_difference_of_the_store_stops_expiry_and_deletion(life: Life) -> None:
     """The store's Date header is three hours ahead of the machine's clock."""
     life.clock.advance(HALF_HOUR)
     life.store.behind_ms = 60_000

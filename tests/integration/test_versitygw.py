@@ -15,7 +15,7 @@ from tests.servers.neve import NeveServer
 pytestmark = pytest.mark.servers
 
 
-def test_a_broker_offloads_to_it_and_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_offloads_to_versitygw_and_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with versitygw.running(tmp_path / "store") as store:
         create_bucket(store, "archive")
         for name, value in store.environment.items():

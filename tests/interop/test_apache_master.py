@@ -79,7 +79,7 @@ def come_again(master: ApacheServer) -> None:
             assert client.send("again", 0, b"new %d" % number) == number
 
 
-def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_serves_reads(tmp_path: Path) -> None:
+def test_slave_copies_log_tables_and_offsets_and_serves_reads(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as master, slave_of(master, tmp_path / "neve") as slave:
         with Client(master.broker) as client:
             client.create_topic(TOPIC, 1)
@@ -126,7 +126,7 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
         assert "Traceback" not in slave.log()
 
 
-def test_a_master_of_neves_says_where_its_ha_port_is_as_apaches_does(tmp_path: Path) -> None:
+def test_neve_master_reports_its_ha_address_like_an_apache_master(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as theirs, BrokerSet(tmp_path / "set", members=1, replication="async") as brokers:
         create_topic(brokers)  # Once the member leads, soon after its election.
         ours = brokers.master
@@ -144,7 +144,7 @@ def test_a_master_of_neves_says_where_its_ha_port_is_as_apaches_does(tmp_path: P
             assert fields["masterFlushOffset"] == "0"
 
 
-def test_a_master_that_waits_for_a_slave_acknowledges_with_neves(tmp_path: Path) -> None:
+def test_sync_master_acknowledges_with_a_neve_slave(tmp_path: Path) -> None:
     settings = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2", "totalReplicas": "2"}
     with apache(tmp_path / "apache", **settings) as master:
         ext = send_ext(TOPIC, 0)
@@ -159,7 +159,7 @@ def test_a_master_that_waits_for_a_slave_acknowledges_with_neves(tmp_path: Path)
         master.kill()  # An orderly stop takes minutes without its slave.
 
 
-def test_what_the_master_lost_in_a_power_cut_the_slave_keeps_aside_and_the_logs_are_equal_again(tmp_path: Path) -> None:
+def test_slave_quarantines_messages_the_master_lost_and_logs_converge(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as master, slave_of(master, tmp_path / "neve") as slave:
         with Client(master.broker) as client:
             client.create_topic(TOPIC, 1)

@@ -106,7 +106,7 @@ def at_another_hour() -> dict[str, str]:
     return {"fileReservedTime": "0", "deleteWhen": f"{datetime.now().astimezone() + timedelta(hours=12):%H}"}
 
 
-def test_what_the_master_has_dropped_stock_clients_read_at_the_slave_and_engines_in_the_bucket(
+def test_messages_deleted_by_the_master_are_read_from_slave_and_bucket(
     tmp_path: Path, at_another_hour: dict[str, str]
 ) -> None:
     with apache(tmp_path / "apache", **at_another_hour) as master, archiving(master, tmp_path / "neve") as slave:
@@ -170,7 +170,7 @@ def by_spark(store: str) -> dict[int, int]:
     return {row["queue_id"]: row["count"] for row in rows}
 
 
-def test_a_master_that_lost_what_is_archived_ends_archiving_and_is_followed_on(tmp_path: Path) -> None:
+def test_slave_stops_archiving_when_the_master_lost_archived_messages(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as master, archiving(master, tmp_path / "neve") as slave:
         with Client(master.broker) as client:
             client.create_topic("orders", 1)

@@ -20,7 +20,7 @@ VERSIONS = [jvm.SERVER, jvm.CLIENT_OLD] if os.environ.get("NEVE_SOAK") else [jvm
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_stock_clients_lose_nothing_when_masters_die(tmp_path: Path, version: str) -> None:
+def test_stock_clients_lose_no_message_in_failovers(tmp_path: Path, version: str) -> None:
     settings = {"replication": "sync", "slaveReadEnable": "true", "controllerHeartBeatTimeoutMills": "3s"}
     with BrokerSet(tmp_path / "set", settings=settings) as brokers:
         with Client(brokers.master.broker) as client:

@@ -19,7 +19,7 @@ CONFLICT = 5
 _CHANGE_S = 60.0
 
 
-def test_a_set_of_apaches_is_shown_and_handed_over_and_a_member_of_it_forgotten(
+def test_apache_set_is_listed_switched_over_and_loses_a_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     neve = Neve(capfd)

@@ -62,13 +62,13 @@ def assert_same(got: Iterable[Got], expected: Iterable[Got]) -> None:
 
 
 @pytest.mark.parametrize("topic", ["plain", "batch", "ordered", "paid", "later", DEAD])
-def test_cold_messages_are_the_hot_ones(cluster: Cluster, topic: str) -> None:
+def test_cold_messages_equal_hot_messages(cluster: Cluster, topic: str) -> None:
     before = cluster.cold_reads()
     assert_same(cluster.agent.push(f"cold_{topic[-4:]}", topic, len(cluster.hot[topic])), cluster.hot[topic])
     assert cluster.cold_reads() > before
 
 
-def test_orderly_consumption_goes_on_over_the_border_of_the_archive(cluster: Cluster) -> None:
+def test_orderly_consumption_crosses_from_archive_to_local_log(cluster: Cluster) -> None:
     cluster.make_topic("border")
     first = cluster.agent.produce("queued", "border", COUNT, "first")
     cluster.offload_all()
@@ -80,7 +80,7 @@ def test_orderly_consumption_goes_on_over_the_border_of_the_archive(cluster: Clu
         assert offsets == list(range(len(offsets))), f"queue {queue}"
 
 
-def test_filters_select_the_same_cold(cluster: Cluster) -> None:
+def test_filters_select_the_same_messages_cold(cluster: Cluster) -> None:
     odd = [one for one in cluster.hot["plain"] if one.value_of("TAGS") == "odd"]
     assert_same(cluster.agent.push("g_tag", "plain", len(odd), expression="odd || none"), odd)
     red = [one for one in cluster.hot["batch"] if one.value_of("colour") == "red" and int(one.value_of("number")) > 20]
@@ -98,7 +98,7 @@ def test_lite_pull_seeks_to_a_cold_offset(cluster: Cluster) -> None:
     assert_same(cluster.agent.lite("g_lite", "ordered", 2, 5, len(wanted)), wanted)
 
 
-def test_refused_cold_messages_are_retried_die_and_are_read_cold_as_dead_letters(cluster: Cluster) -> None:
+def test_failed_cold_messages_are_retried_and_become_dead_letters(cluster: Cluster) -> None:
     """The consumer sends back the physical offset of an evicted record."""
     got = cluster.agent.push("g_fail", "plain", 2 * COUNT, mode="fail 9 dead")
     first = [one for one in got if one.retries == 0]
@@ -113,7 +113,7 @@ def test_refused_cold_messages_are_retried_die_and_are_read_cold_as_dead_letters
     assert_same(cluster.agent.push("g_digger", "%DLQ%g_fail", COUNT), dead)
 
 
-def test_cold_messages_are_found_by_key_id_offset_and_time(cluster: Cluster) -> None:
+def test_cold_messages_are_found_by_key_id_offset_or_time(cluster: Cluster) -> None:
     agent, plain = cluster.agent, cluster.hot["plain"]
     one = plain[17]
     assert [found.body for found in agent.by_key("plain", one.key, 32, 0, FOREVER)] == [one.body]
@@ -135,7 +135,7 @@ def test_cold_messages_are_found_by_key_id_offset_and_time(cluster: Cluster) -> 
             assert agent.offset_at("plain", queue, stored) == first, (queue, offset)
 
 
-def test_group_reset_to_a_cold_time_goes_on_from_there(cluster: Cluster) -> None:
+def test_group_reset_to_a_cold_time_resumes_there(cluster: Cluster) -> None:
     agent, plain = cluster.agent, cluster.hot["plain"]
     group = "g_reset"
     assert len(agent.push(group, "plain", COUNT)) == COUNT
@@ -147,7 +147,7 @@ def test_group_reset_to_a_cold_time_goes_on_from_there(cluster: Cluster) -> None
     assert_same(agent.push(group, "plain", len(wanted)), wanted)
 
 
-def test_group_that_changes_in_a_cold_replay_loses_nothing(cluster: Cluster) -> None:
+def test_rebalance_during_a_cold_replay_loses_no_message(cluster: Cluster) -> None:
     """There are ten queues and two members: the second joins at a quarter, the first leaves at three quarters.
 
     Messages that the first member held may be redelivered.
@@ -163,7 +163,7 @@ def test_group_that_changes_in_a_cold_replay_loses_nothing(cluster: Cluster) -> 
 
 
 @pytest.mark.parametrize("cluster", [jvm.SERVER], indirect=True)
-def test_waiting_messages_come_while_what_was_before_them_is_in_the_archive_only(cluster: Cluster) -> None:
+def test_pending_messages_are_delivered_after_earlier_ones_were_evicted(cluster: Cluster) -> None:
     """Messages with a delay level or a timer keep their segment while pending; once delivered, they are read cold."""
     cluster.make_topic("waiting")
     sent = [

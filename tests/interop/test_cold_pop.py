@@ -81,9 +81,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_popped_messages_are_acknowledged_or_come_again_though_they_were_evicted(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_evicted_popped_messages_are_acknowledged_or_redelivered(cluster: Cluster, tmp_path: Path) -> None:
     cluster.make_topic(TOPIC)
     sent = {one.key: one.body for one in cluster.agent.produce("plain", TOPIC, COUNT, "job")}
     with PopClient(cluster, tmp_path) as client:

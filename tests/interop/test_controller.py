@@ -78,7 +78,7 @@ def may_send(member: ApacheMember) -> bool:
     return True
 
 
-def test_apaches_brokers_change_roles_as_neves_controller_says(tmp_path: Path) -> None:
+def test_apache_brokers_change_roles_as_the_controller_orders(tmp_path: Path) -> None:
     with controller(tmp_path / "controller") as server, name_server(tmp_path / "namesrv") as names:
         near = {"namesrv": names.namesrv, "controller": server.ready["controller"]}
         a, b = (ApacheMember(tmp_path / name, **near) for name in ("a", "b"))
@@ -109,7 +109,7 @@ def test_apaches_brokers_change_roles_as_neves_controller_says(tmp_path: Path) -
         assert "Traceback" not in server.log()
 
 
-def test_apaches_brokers_go_on_when_one_of_two_controllers_is_killed_and_the_master_after_it(tmp_path: Path) -> None:
+def test_apache_set_survives_a_killed_controller_and_a_killed_master(tmp_path: Path) -> None:
     with ExitStack() as stack:
         start = stack.enter_context
         shared = register_url(start(etcd.node(tmp_path / "etcd")))
@@ -135,7 +135,7 @@ def test_apaches_brokers_go_on_when_one_of_two_controllers_is_killed_and_the_mas
         assert "Traceback" not in other.log()
 
 
-def test_a_register_that_was_lost_elects_nobody_over_a_log_until_an_operator_designates_one(tmp_path: Path) -> None:
+def test_lost_register_requires_a_forced_election_for_an_existing_log(tmp_path: Path) -> None:
     with controller(tmp_path / "controller") as server, name_server(tmp_path / "namesrv") as names:
         broker = ApacheMember(tmp_path / "a", namesrv=names.namesrv, controller=server.ready["controller"])
         with broker:
@@ -202,7 +202,7 @@ def mqadmin_says(home: Path, *lines: str) -> list[str]:
     return answers
 
 
-def test_mqadmins_verbs_for_controllers_work(tmp_path: Path) -> None:
+def test_mqadmin_controller_commands_work(tmp_path: Path) -> None:
     with controller(tmp_path / "controller") as server, members(server, 2):
         to = f"-a {server.ready['controller']}"
         metadata, shown, elected, lacking, living, cleaned, shrunk, updated, refused, settings = mqadmin_says(
@@ -303,7 +303,7 @@ class Interview:
         self.ask(a, UPDATE_CONFIG, b"configStorePath=/\n")
 
 
-def test_the_same_questions_get_the_answers_of_apaches_controller(tmp_path: Path) -> None:
+def test_controller_answers_like_apaches_controller(tmp_path: Path) -> None:
     with ApacheController(tmp_path / "apache") as apache, controller(tmp_path / "neve") as neve:
         theirs, ours = Interview(apache.address), Interview(neve.ready["controller"])
         theirs.hold()

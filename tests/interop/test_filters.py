@@ -173,7 +173,7 @@ def _unlike(ours: str, theirs: str) -> list[tuple[dict[str, str], str, str]]:
     ]
 
 
-def test_filters_of_the_table_select_as_rocketmq(apache: Apache) -> None:
+def test_filters_of_the_table_select_like_rocketmq(apache: Apache) -> None:
     found = differences(TABLE, apache)
     assert found.keys() - {None} == DIFFERENCES.keys()
     assert found[None] > 500
@@ -232,7 +232,7 @@ class Maker:
         return pick.choice([*[plain] * 8, f"- {plain}", f"+ {plain}", f"( {plain} )"])
 
 
-def test_random_filters_select_as_rocketmq(apache: Apache) -> None:
+def test_random_filters_select_like_rocketmq(apache: Apache) -> None:
     maker = Maker(seed=92)
     expressions = sorted({maker.expression() for _ in range(6000)})
     found = differences(expressions, apache)

@@ -20,7 +20,7 @@ from tests.servers.apache import ApacheServer
 pytestmark = pytest.mark.servers
 
 
-def test_apaches_groups_are_told_as_neves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_apache_groups_are_shown_like_neve_groups(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with ApacheServer(tmp_path, heap="512m", quick=True) as apache:
         fill(apache.namesrv)
         neve = Neve(apache.namesrv, capfd)

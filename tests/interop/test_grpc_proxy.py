@@ -163,7 +163,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 client.close()
 
 
-def test_what_is_sent_is_received_and_acknowledged(stack: Stack) -> None:
+def test_sent_messages_are_received_and_acknowledged(stack: Stack) -> None:
     sent = {
         stack.client.ask("send", topic="normal", body=f"order {number}", tag="new")["id"]: f"order {number}"
         for number in range(8)
@@ -175,7 +175,7 @@ def test_what_is_sent_is_received_and_acknowledged(stack: Stack) -> None:
     assert stack.offset("normal", "simple") == len(sent)
 
 
-def test_messages_of_a_group_come_in_order_and_again_in_order(stack: Stack) -> None:
+def test_fifo_messages_are_delivered_and_redelivered_in_order(stack: Stack) -> None:
     for number in range(4):
         stack.client.ask("send", topic="fifo", body=f"step {number}", group="one account")
     first = stack.client.receive("fifo", ORDERLY, 1)
@@ -190,7 +190,7 @@ def test_messages_of_a_group_come_in_order_and_again_in_order(stack: Stack) -> N
     assert stack.offset("fifo", ORDERLY) == 4
 
 
-def test_a_message_that_is_hidden_for_longer_or_not_acknowledged_comes_again(stack: Stack) -> None:
+def test_message_is_redelivered_after_a_changed_invisible_time(stack: Stack) -> None:
     sent = stack.client.ask("send", topic="normal", body="hide me")["id"]
     first = next(message for message in stack.client.receive("normal", "hidden", 9) if message.id == sent)
     stack.client.ask("hide", number=first.number, seconds=INVISIBLE_S)
@@ -202,7 +202,7 @@ def test_a_message_that_is_hidden_for_longer_or_not_acknowledged_comes_again(sta
     stack.client.ack(found)
 
 
-def test_a_delayed_message_comes_when_its_time_does_and_a_recalled_one_never(stack: Stack) -> None:
+def test_delayed_message_is_delivered_when_due_unless_recalled(stack: Stack) -> None:
     when = int(time.time()) + 6
     recalled = stack.client.ask("send", topic="delay", body="recalled", at_ms=when * 1000)
     late = stack.client.ask("send", topic="delay", body="late", at_ms=when * 1000)
@@ -214,7 +214,7 @@ def test_a_delayed_message_comes_when_its_time_does_and_a_recalled_one_never(sta
     assert stack.stored("delay") == 1  # The recalled message was due before this one.
 
 
-def test_transactions_end_as_their_producer_says_also_when_it_is_asked(stack: Stack) -> None:
+def test_transactions_end_by_request_or_by_check_back(stack: Stack) -> None:
     for body, end in (
         ("committed", "commit"),
         ("rolled back", "rollback"),
@@ -229,7 +229,7 @@ def test_transactions_end_as_their_producer_says_also_when_it_is_asked(stack: St
     assert stack.stored("transaction") == 2
 
 
-def test_a_push_consumer_gets_everything_and_what_failed_again(stack: Stack) -> None:
+def test_push_consumer_gets_all_messages_and_failed_ones_again(stack: Stack) -> None:
     bodies = [f"pushed {number}" for number in range(20)]
     for body in bodies:
         stack.client.ask("send", topic="normal", body=body)

@@ -69,7 +69,7 @@ def becomes_master(server: Serving, master: ApacheMember) -> int:
     return int(broker_set(server)["masterEpoch"])
 
 
-def test_apaches_log_comes_over_byte_by_byte_and_goes_on_after_its_restart(tmp_path: Path) -> None:
+def test_apache_log_is_replicated_byte_by_byte_and_after_a_restart(tmp_path: Path) -> None:
     async def scenario(server: Serving, master: ApacheMember) -> None:
         slave = Member(B, commit_log_file_size=FILE_SIZE)
         epoch = await asyncio.to_thread(becomes_master, server, master)

@@ -38,7 +38,7 @@ def files(directory: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_what_waits_in_the_directory_of_a_killed_broker_goes_on_at_the_one_that_imports_it(tmp_path: Path) -> None:
+def test_messages_in_flight_at_a_killed_broker_survive_an_import(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         store = tmp_path / "apache" / "store"
         in_flight = InFlight(pair.master.broker)
@@ -65,7 +65,7 @@ def test_what_waits_in_the_directory_of_a_killed_broker_goes_on_at_the_one_that_
         assert "is not empty" in refusal(pair, store)
 
 
-def test_a_broker_that_runs_is_not_imported(tmp_path: Path) -> None:
+def test_import_rejects_a_running_broker(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         with Client(pair.master.broker) as client:
             client.create_topic("orders", 1)

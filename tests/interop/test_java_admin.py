@@ -16,7 +16,7 @@ SOURCES = Path(__file__).parent / "java_admin"
 QUICK_CHECKS = {"transactionCheckInterval": "300", "transactionTimeOut": "0", "transactionCheckMax": "1"}
 
 
-def test_a_given_up_transaction_is_resumed_and_a_slave_reads_the_positions(tmp_path: Path) -> None:
+def test_expired_transaction_is_resumed_and_offsets_are_readable(tmp_path: Path) -> None:
     with NeveServer(tmp_path / "neve", settings=QUICK_CHECKS) as server:
         with Client(server.broker) as client:
             client.create_topic("ledger", 1)

@@ -128,7 +128,7 @@ def assert_dense(sent: list[Sent]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "batch"])
-def test_send_and_consume(clients: Clients, topic: str, mode: str) -> None:
+def test_sent_messages_are_consumed_unchanged(clients: Clients, topic: str, mode: str) -> None:
     sent = clients.produce(topic, mode, 40)
     assert {s.status for s in sent} == {"SEND_OK"}
     assert_dense(sent)
@@ -136,13 +136,13 @@ def test_send_and_consume(clients: Clients, topic: str, mode: str) -> None:
     assert_same(sent, clients.consume(f"g_{topic}", topic, 40), ids=mode != "batch")
 
 
-def test_oneway(clients: Clients, topic: str) -> None:
+def test_oneway_messages_are_consumed(clients: Clients, topic: str) -> None:
     assert clients.produce(topic, "oneway", 40) == []
     got = clients.consume(f"g_{topic}", topic, 40)
     assert {g.keys for g in got} == {f"m-key-{i}" for i in range(40)}
 
 
-def test_properties_and_tag_filter(clients: Clients, topic: str) -> None:
+def test_tag_filter_selects_messages_with_their_properties(clients: Clients, topic: str) -> None:
     clients.produce(topic, "sync", 40)
     got = clients.consume(f"g_{topic}", topic, 20, expression="odd || none")
     by_flag = {g.flag: g for g in got}
@@ -152,7 +152,7 @@ def test_properties_and_tag_filter(clients: Clients, topic: str) -> None:
         assert message.colour == ("red" if flag % 3 == 0 else "blue")
 
 
-def test_message_comes_again_after_reconsume_later(clients: Clients, topic: str) -> None:
+def test_message_is_redelivered_after_reconsume_later(clients: Clients, topic: str) -> None:
     sent = clients.produce(topic, "sync", 6)
     got = clients.consume(f"g_{topic}", topic, 12, mode="retry")
     assert_same(sent, [g for g in got if g.retries == 0])
@@ -168,7 +168,7 @@ def test_orderly_consumer_sees_each_queue_in_order(clients: Clients, topic: str)
         assert offsets == sorted(offsets), f"queue {queue}"
 
 
-def test_group_goes_on_where_it_stopped(clients: Clients, topic: str) -> None:
+def test_group_resumes_where_it_stopped(clients: Clients, topic: str) -> None:
     first = clients.produce(topic, "sync", 20, "first")
     assert_same(first, clients.consume(f"g_{topic}", topic, 20))
     second = clients.produce(topic, "sync", 20, "second")
@@ -176,7 +176,7 @@ def test_group_goes_on_where_it_stopped(clients: Clients, topic: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_mqadmin(server: NeveServer, tmp_path: Path, version: str) -> None:
+def test_mqadmin_manages_topics_and_lists_the_cluster(server: NeveServer, tmp_path: Path, version: str) -> None:
     """Each version creates its own topic, and finds it, its queues and the broker."""
     name = f"admin_{version.replace('.', '_')}"
     attributes = ["-a", "+reserve.time=720"] if version == jvm.SERVER else []  # 4.x does not have attributes.

@@ -133,7 +133,7 @@ class Operator:
         return done.stdout
 
 
-def test_an_operator_moves_a_broker_line_by_line(tmp_path: Path) -> None:
+def test_promotion_procedure_of_the_page_works(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         operator = Operator(pair, pair.directory)
         transit = InTransit(pair.namesrv, pair.master.broker)
@@ -201,7 +201,7 @@ def _move(operator: Operator, clients: Steady, transit: InTransit) -> None:
         assert answer.code == ResponseCode.NO_PERMISSION
 
 
-def test_an_operator_imports_a_directory_line_by_line(tmp_path: Path) -> None:
+def test_import_procedure_of_the_page_works(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         operator = Operator(pair, pair.directory)
         transit = InTransit(pair.namesrv, pair.master.broker)
@@ -232,7 +232,7 @@ def test_an_operator_imports_a_directory_line_by_line(tmp_path: Path) -> None:
             operator.broker.stop()
 
 
-def test_an_operator_runs_neve_side_by_side_line_by_line(tmp_path: Path) -> None:
+def test_side_by_side_procedure_of_the_page_works(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         operator = Operator(pair, pair.directory)
         transit = InTransit(pair.namesrv, pair.master.broker)
@@ -278,7 +278,7 @@ def test_an_operator_runs_neve_side_by_side_line_by_line(tmp_path: Path) -> None
             operator.broker.stop()
 
 
-def test_an_operator_moves_to_another_cluster_line_by_line(tmp_path: Path) -> None:
+def test_cluster_migration_procedure_of_the_page_works(tmp_path: Path) -> None:
     names = Serving(tmp_path, "namesrv", *settings_as_options({"listenPort": 0, "bindAddress": "127.0.0.1"}))
     with apache_alone(tmp_path / "old") as pair, names:
         operator = Operator(pair, pair.directory, names.namesrv)
@@ -325,7 +325,7 @@ def _lags(told: str) -> dict[tuple[str, int], int]:
     return {(row["topic"], row["queue"]): row["lag"] for row in rows if not row["topic"].startswith("%")}
 
 
-def test_the_page_is_run_whole() -> None:
+def test_all_code_blocks_of_the_page_are_run() -> None:
     """The last section is an exception, because it has no commands of its own."""
     assert PAGE.count("\n```\n") == 2 * sum(len(blocks(number)) for number in "12345678")
     started = [line for number in "12345" for block in blocks(number) for line in lines(block)]

@@ -16,7 +16,7 @@ from tests.interop.steady import Steady, assert_each_offset_once_acknowledged_an
 pytestmark = pytest.mark.servers
 
 
-def test_what_waits_at_the_master_goes_on_at_the_slave_that_is_promoted(tmp_path: Path) -> None:
+def test_messages_in_flight_at_the_master_survive_a_promotion(tmp_path: Path) -> None:
     with apache_and_slave(tmp_path) as pair:
         in_flight = InFlight(pair.master.broker)
         pair.has_all()
@@ -28,7 +28,7 @@ def test_what_waits_at_the_master_goes_on_at_the_slave_that_is_promoted(tmp_path
             in_flight.assert_goes_on_at(broker)
 
 
-def test_a_stock_consumer_that_runs_all_the_time_misses_nothing(tmp_path: Path) -> None:
+def test_running_stock_consumer_misses_no_message_in_a_promotion(tmp_path: Path) -> None:
     with apache_and_slave(tmp_path) as pair:
         with Client(pair.master.broker) as client:
             client.create_topic(STEADY, 2)

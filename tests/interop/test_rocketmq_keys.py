@@ -61,7 +61,7 @@ def apaches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Key
     return told(tmp_path_factory.mktemp("keys"))
 
 
-def test_the_table_has_each_key_of_each_class_and_no_other(apaches: dict[str, dict[str, Key]]) -> None:
+def test_table_has_exactly_the_keys_of_each_class(apaches: dict[str, dict[str, Key]]) -> None:
     assert len({name for keys in apaches.values() for name in keys}) > 450
     for name, headings in CLASSES.items():
         own = rocketmq_keys.keys(headings[:1])
@@ -72,7 +72,7 @@ def test_the_table_has_each_key_of_each_class_and_no_other(apaches: dict[str, di
             assert there.settable == (here[key].reason != "no-setter"), f"{name}: {key}"
 
 
-def test_what_is_accepted_without_a_word_is_rocketmqs_own_default(apaches: dict[str, dict[str, Key]]) -> None:
+def test_values_accepted_without_warning_are_rocketmq_defaults(apaches: dict[str, dict[str, Key]]) -> None:
     looked_at = 0
     for name, headings in CLASSES.items():
         for key, one in rocketmq_keys.keys(headings[:1]).items():
@@ -93,7 +93,7 @@ def test_what_is_accepted_without_a_word_is_rocketmqs_own_default(apaches: dict[
         (ControllerConfig, rocketmq_keys.CONTROLLER),
     ],
 )
-def test_what_is_honoured_has_rocketmqs_default_or_says_that_it_has_not(
+def test_honoured_keys_have_rocketmq_defaults_or_a_documented_difference(
     apaches: dict[str, dict[str, Key]], kind: type[Any], classes: tuple[str, ...]
 ) -> None:
     own = {name: value for _, name, value in parse_properties(to_properties(kind()), "")}

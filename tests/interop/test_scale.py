@@ -123,7 +123,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_nothing_acknowledged_is_lost_while_servers_come_and_go(cluster: Cluster, version: str, tmp_path: Path) -> None:
+def test_acknowledged_messages_survive_added_stopped_and_killed_servers(
+    cluster: Cluster, version: str, tmp_path: Path
+) -> None:
     first, second = cluster.namesrvs
     with Steady(cluster.addresses, version, tmp_path / "client") as steady:
         go_on(steady, "ab")

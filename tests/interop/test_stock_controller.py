@@ -106,7 +106,7 @@ class Sent:
         assert [body for body in found if body in known] == self.acknowledged
 
 
-def test_two_of_neves_brokers_are_a_set_under_apaches_controller(tmp_path: Path) -> None:
+def test_neve_set_fails_over_under_apaches_controller(tmp_path: Path) -> None:
     with MixedSet(tmp_path, neves=2) as brokers:
         create_topic(brokers)
         sent, first = Sent(brokers), brokers.master
@@ -127,7 +127,7 @@ def test_two_of_neves_brokers_are_a_set_under_apaches_controller(tmp_path: Path)
             assert "Traceback" not in member.log()
 
 
-def test_the_leader_of_apaches_controllers_dies_and_the_set_goes_on_and_elects_under_the_next_one(
+def test_set_survives_a_killed_leader_of_apaches_controllers(
     tmp_path: Path,
 ) -> None:
     with MixedSet(tmp_path, neves=2, controllers=3) as brokers:
@@ -147,7 +147,7 @@ def test_the_leader_of_apaches_controllers_dies_and_the_set_goes_on_and_elects_u
         assert_same_logs(brokers.master, *brokers.members)
 
 
-def test_a_set_that_was_killed_whole_with_its_controller_has_a_master_again(tmp_path: Path) -> None:
+def test_set_elects_a_master_after_a_kill_of_all_members_and_controller(tmp_path: Path) -> None:
     """The controller mistakes the restarted master for the running one, and would not hold an election."""
     with MixedSet(tmp_path, neves=2) as brokers:
         create_topic(brokers)
@@ -166,7 +166,7 @@ def test_a_set_that_was_killed_whole_with_its_controller_has_a_master_again(tmp_
         assert_same_logs(brokers.master, *brokers.members)
 
 
-def test_what_acknowledges_from_memory_is_not_led_by_apaches_controller(tmp_path: Path) -> None:
+def test_async_flush_member_is_fenced_under_apaches_controller(tmp_path: Path) -> None:
     with MixedSet(tmp_path, neves=0) as brokers, brokers.neve("neve", flushDiskType="ASYNC_FLUSH") as member:
         wait_until(lambda: "flushDiskType=SYNC_FLUSH" in member.get("/set"), "it says why", _CHANGE_S)
         assert json.loads(member.get("/set"))["role"] == "fenced"
@@ -174,9 +174,7 @@ def test_what_acknowledges_from_memory_is_not_led_by_apaches_controller(tmp_path
 
 
 @pytest.mark.parametrize("under", Under)
-def test_a_set_of_both_kinds_has_masters_of_both_one_after_the_other_and_loses_nothing(
-    tmp_path: Path, under: Under
-) -> None:
+def test_mixed_set_switches_between_neve_and_apache_masters_without_loss(tmp_path: Path, under: Under) -> None:
     with MixedSet(tmp_path, neves=2, apaches=1, under=under) as brokers:
         apache, one, other = brokers.members
         assert brokers.master is apache
@@ -196,7 +194,7 @@ def test_a_set_of_both_kinds_has_masters_of_both_one_after_the_other_and_loses_n
 @pytest.mark.parametrize(
     ("under", "controllers"), [(Under.APACHE, 3), (Under.APACHE_IN_NAMESRV, 1), (Under.NEVE, 1)], ids=str
 )
-def test_masters_of_both_kinds_die_and_the_next_one_has_messages_topics_and_groups(
+def test_mixed_set_keeps_messages_topics_and_groups_in_failovers(
     tmp_path: Path, under: Under, controllers: int
 ) -> None:
     with MixedSet(tmp_path, neves=2, apaches=1, controllers=controllers, under=under) as brokers:
@@ -242,7 +240,7 @@ def test_masters_of_both_kinds_die_and_the_next_one_has_messages_topics_and_grou
             assert "Traceback" not in member.log()
 
 
-def test_mqadmins_verbs_for_sets_print_what_is_so_of_a_set_of_both_kinds(tmp_path: Path) -> None:
+def test_mqadmin_commands_print_the_state_of_a_mixed_set(tmp_path: Path) -> None:
     with MixedSet(tmp_path, neves=2, apaches=1, controllers=3) as brokers:
         apache, one, other = brokers.members
         ids = {member.broker: brokers.id_of(member) for member in brokers.members}
@@ -332,7 +330,7 @@ def commit_half(member: Broker, half: Half) -> bool:
         return False
 
 
-def test_what_waits_under_a_master_of_one_kind_comes_under_one_of_the_other(tmp_path: Path) -> None:
+def test_pending_messages_survive_a_change_between_neve_and_apache_master(tmp_path: Path) -> None:
     """Delayed messages and open transactions are delivered; messages committed before the change are delivered once."""
     with MixedSet(tmp_path, neves=1, apaches=1) as brokers:
         apache, neve = brokers.members

@@ -71,7 +71,7 @@ def users(shell: Shell) -> list[str]:
     return [row["user"] for row in shell.rows("user", "list") if row["user"] != "neve.inner"]
 
 
-def test_users_and_policies_are_made_changed_and_removed_at_all_servers(shell: Shell, tmp_path: Path) -> None:
+def test_users_and_policies_are_managed_on_all_servers(shell: Shell, tmp_path: Path) -> None:
     assert users(shell) == ["root"]
     shell("user", "create", "alice", "--password-file", "-", stdin="alice-secret\n")
     shell("user", "create", "alice", "--password-file", "-", stdin="other\n", code=CONFLICT)
@@ -113,7 +113,7 @@ def test_users_and_policies_are_made_changed_and_removed_at_all_servers(shell: S
     shell("user", "delete", "alice", "--yes", code=NOT_FOUND)
 
 
-def test_a_cluster_without_users_says_so(
+def test_cluster_without_authentication_is_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with NeveServer(tmp_path) as neve:

@@ -99,7 +99,7 @@ def first_found(world: type[World], seeds: Iterable[int]) -> Violation | None:
 
 
 @pytest.mark.parametrize("world", [Sleepers, Buried, Erasers, ErasersOfDeleted, FailingHides])
-def test_with_the_right_rules_they_break_nothing(world: type[World]) -> None:
+def test_worlds_with_correct_rules_break_no_invariant(world: type[World]) -> None:
     assert first_found(world, SEEDS) is None
 
 
@@ -110,19 +110,19 @@ class Followers(World):
         return {self._puts: 5, self._foreign: 3, self._offload: 1, self._power_off: 1}
 
 
-def test_executed_foreign_changes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_executed_foreign_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_found(Followers, range(3)) is None
     monkeypatch.setattr(InternalRecords, "is_own", lambda self, record: True)
     assert first_found(Followers, range(3)) is not None
 
 
-def test_a_put_without_a_look_at_the_entry_before_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_a_put_that_skips_the_previous_entry_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that slept takes an entry for its own that it wrote where the journal's next entry had been deleted."""
     monkeypatch.setattr(JournalTail, "_check_before", lambda tail, seq: None)
     assert first_found(Sleepers, SEEDS) is not None
 
 
-def test_a_forget_without_a_look_at_open_intents_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_a_forget_that_ignores_open_intents(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgettable(catalog: Catalog) -> list[Topic]:
         found = [of.entry for of in catalog._each() if not of.blocks and not of.expiring]
         return [entry for entry in found if entry is not None and entry.deleted]
@@ -131,12 +131,12 @@ def test_a_forget_without_a_look_at_open_intents_is_found(monkeypatch: pytest.Mo
     assert first_found(Buried, SEEDS) is not None
 
 
-def test_an_erasure_that_leaves_the_local_log_as_it_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_an_erasure_that_does_not_hide_local_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HotErasure, "hide", lambda job, more=(): 0)
     assert first_found(Erasers, SEEDS) is not None
 
 
-def test_what_is_hidden_in_memory_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_hiding_that_is_not_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start without the store has lost the information, which the journal's local copy does not contain either."""
 
     def forget(queues: QueueTable) -> None:
@@ -151,17 +151,17 @@ def test_what_is_hidden_in_memory_alone_is_found(monkeypatch: pytest.MonkeyPatch
     assert first_found(Erasers, SEEDS) is not None
 
 
-def test_a_read_that_leaves_out_more_than_was_erased_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_a_read_that_skips_unerased_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erased, "united", lambda spans, more: ((0, max(last for _, last in (*spans, *more))),))
     assert first_found(Erasers, SEEDS) is not None
 
 
-def test_a_record_of_a_deleted_topic_that_is_returned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_a_returned_record_of_a_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueueTable, "shows", lambda *_: True)
     assert first_found(ErasersOfDeleted, SEEDS) is not None
 
 
-def test_a_certificate_that_ignores_a_failure_to_hide_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_a_certificate_that_ignores_a_hiding_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The erasure does not look at the queues again, and the job does not retry."""
     hide = HotErasure.hide
 

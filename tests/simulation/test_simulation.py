@@ -11,17 +11,17 @@ from tests.simulation.world import Violation, World
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
-def test_no_history_breaks_a_promise(first: int) -> None:
+def test_histories_keep_all_invariants(first: int) -> None:
     for seed in range(first, first + 10):
         World(seed).run()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_history_breaks_a_promise_with_the_real_encoder(seed: int) -> None:
+def test_histories_keep_all_invariants_with_the_real_encoder(seed: int) -> None:
     World(seed, real_worker=True).run(60)
 
 
-def test_a_seed_is_one_history() -> None:
+def test_seed_determines_the_history() -> None:
     told = []
     for _ in range(2):
         world = World(7)
@@ -30,7 +30,7 @@ def test_a_seed_is_one_history() -> None:
     assert told[0] == told[1]
 
 
-def test_a_violation_names_the_seed_and_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_violation_names_the_seed_and_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The injected defect moves the end of each message."""
     monkeypatch.setattr(
         Message, "end", property(lambda message: message.physical + len(message.record) + 1_000_000), raising=True

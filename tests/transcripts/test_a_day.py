@@ -149,14 +149,14 @@ def go_through(
     shell.compare(f"{name}-{kind}")
 
 
-def test_an_operators_day(
+def test_operator_session_matches_its_transcript(
     cluster: tuple[str, dict[str, str]], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", cluster[1]["namesrv"])
     go_through(OPERATOR, "operator", cluster, capfd)
 
 
-def test_a_developers_day(
+def test_developer_session_matches_its_transcript(
     cluster: tuple[str, dict[str, str]],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -104,7 +104,7 @@ async def ask(port: int, first: str, *headers: str) -> tuple[int, bytes]:
         (["Host: 127.0.0.1", "Sec-Fetch-Site: same-site"], 403),
     ],
 )
-async def test_only_a_tool_of_this_machine_is_answered(method: str, headers: list[str], status: int) -> None:
+async def test_only_local_non_browser_requests_are_answered(method: str, headers: list[str], status: int) -> None:
     page, disk = Page(), SimDisk()
     page.go.set()
     async with serving(page, disk) as port:
@@ -113,7 +113,7 @@ async def test_only_a_tool_of_this_machine_is_answered(method: str, headers: lis
 
 
 @pytest.mark.parametrize("path", ["/dear", "/stream"])
-async def test_what_is_dear_runs_one_at_a_time(path: str) -> None:
+async def test_expensive_requests_run_one_at_a_time(path: str) -> None:
     page, disk = Page(), SimDisk()
     async with serving(page, disk) as port:
         token = authorization(disk)
@@ -138,7 +138,7 @@ async def test_connections_are_bounded() -> None:
         assert {status for status, _ in await asyncio.gather(*waiting)} == {200}
 
 
-async def test_a_slow_verify_holds_up_no_other_thread_of_the_broker(tmp_path: Path) -> None:
+async def test_slow_verify_does_not_block_other_threads(tmp_path: Path) -> None:
     async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'archive'}") as (broker, _):
         assert broker.admin_address is not None
         lifecycle = broker.archive.lifecycle

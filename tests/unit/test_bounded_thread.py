@@ -8,7 +8,7 @@ import pytest
 from infra.loop.bounded_thread import run_bounded
 
 
-def test_a_call_that_hangs_is_left_behind() -> None:
+def test_hanging_call_is_abandoned_after_its_time_limit() -> None:
     over = threading.Event()
     with pytest.raises(TimeoutError, match="no answer"):
         asyncio.run(run_bounded(lambda: over.wait(60), 0.01))
@@ -16,7 +16,7 @@ def test_a_call_that_hangs_is_left_behind() -> None:
     over.set()
 
 
-def test_what_it_returns_and_what_it_raises_is_handed_over() -> None:
+def test_result_and_error_of_a_call_are_passed_on() -> None:
     def fail() -> None:
         raise ValueError("no")
 

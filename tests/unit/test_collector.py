@@ -86,7 +86,7 @@ async def ask_once(broker: BrokerController, code: int, **ext: object) -> Remoti
 
 
 @pytest.mark.usefixtures("no_collector")
-async def test_what_clients_leave_behind_goes_without_the_collector(tmp_path: Path) -> None:
+async def test_objects_of_clients_are_freed_without_the_garbage_collector(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, _):
         await ask_once(broker, Code.UPDATE_AND_CREATE_TOPIC, topic="nothing", readQueueNums=1, writeQueueNums=1)
         await a_client(broker, 0)
@@ -96,7 +96,7 @@ async def test_what_clients_leave_behind_goes_without_the_collector(tmp_path: Pa
         await until(lambda: alive() == before)
 
 
-def test_a_full_collection_does_not_look_again_at_what_lived_through_one() -> None:
+def test_full_collection_skips_objects_that_survived_one() -> None:
     thresholds = gc.get_threshold()
     callbacks = list(gc.callbacks)
     before = [[number] for number in range(1_000_000)]
@@ -112,7 +112,7 @@ def test_a_full_collection_does_not_look_again_at_what_lived_through_one() -> No
         gc.unfreeze()
 
 
-def test_maps_that_take_each_others_place_are_never_all_new_to_the_collector() -> None:
+def test_replaced_mappings_do_not_accumulate_in_the_youngest_generation() -> None:
     """Allocations and releases balance, so no collection starts until thousands of mappings are new."""
     thresholds, callbacks = gc.get_threshold(), list(gc.callbacks)
     disk = SimDisk()
@@ -137,7 +137,7 @@ def test_maps_that_take_each_others_place_are_never_all_new_to_the_collector() -
         gc.unfreeze()
 
 
-def test_what_is_large_is_left_alone_from_the_start_in_a_server_that_has_settled() -> None:
+def test_large_new_objects_are_frozen_in_a_settled_server() -> None:
     thresholds, callbacks = gc.get_threshold(), list(gc.callbacks)
     try:
         gc.collect()
@@ -164,7 +164,7 @@ def few_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector", "few_descriptors")
-def test_a_simulated_disk_takes_the_descriptors_of_those_that_tests_left_in_circles() -> None:
+def test_simulated_disk_frees_descriptors_of_disks_in_cycles() -> None:
     for _ in range(500):
         disk = SimDisk()
         disk.write_atomic(Path("/file"), bytes(4096))
@@ -173,7 +173,7 @@ def test_a_simulated_disk_takes_the_descriptors_of_those_that_tests_left_in_circ
 
 
 @pytest.mark.usefixtures("no_collector", "few_descriptors")
-def test_a_simulated_file_for_which_there_is_no_descriptor_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_file_without_descriptor_is_freed_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is freed at an arbitrary point, where an unraisable error would disturb other code."""
     told: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)

@@ -20,7 +20,7 @@ SECRETS = {"controller.conf": {"etcdPassword": ""}}
 
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
-def test_the_example_shows_every_key_with_its_default(name: str, kind: type, tmp_path: Path) -> None:
+def test_example_file_shows_every_key_with_its_default(name: str, kind: type, tmp_path: Path) -> None:
     text = (CONF / name).read_text()
     load(kind, CONF / name)
     active = [key for _, key, _ in parse_properties(text, name)]
@@ -35,7 +35,7 @@ def test_the_example_shows_every_key_with_its_default(name: str, kind: type, tmp
 
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
-def test_keys_marked_live_are(name: str, kind: type) -> None:
+def test_keys_marked_live_can_be_changed_live(name: str, kind: type) -> None:
     paragraphs = re.findall(r"((?:^# .*\n)*)((?:^#?\w+=.*\n)+)", (CONF / name).read_text(), re.MULTILINE)
     marked = {key for about, keys in paragraphs if "(live)" in about for key in re.findall(r"#?(\w+)=", keys)}
     assert sorted(marked) == sorted(live_keys(kind()))

@@ -9,7 +9,7 @@ from infra.process.descriptors import budget
 @pytest.mark.parametrize("open_files", [128, 200, 256, 512, 1024, 4096, 65_536, 1 << 20])
 @pytest.mark.parametrize("mappings", [0, 4096, 65_530, 1 << 20])
 @pytest.mark.parametrize("log", [4, 40, 4000])
-def test_all_parts_together_hold_no_more_than_there_is(open_files: int, mappings: int, log: int) -> None:
+def test_descriptor_budget_is_not_exceeded(open_files: int, mappings: int, log: int) -> None:
     given = budget(open_files, mappings)
     connections = given.connections(log)
     assert connections >= 0
@@ -21,14 +21,14 @@ def test_all_parts_together_hold_no_more_than_there_is(open_files: int, mappings
     assert given.accepts + 32 <= given.reserve
 
 
-def test_the_usual_limit_of_a_service_leaves_room_for_all_connections_and_years_of_log() -> None:
+def test_usual_descriptor_limit_fits_all_connections_and_years_of_log() -> None:
     given = budget(65_536, 65_530)
     assert (given.queue_files, given.cold_groups) == (8192, 1024)
     assert given.connections(log=2 * 10_000) > 10_000
     assert 250 < budget(1024, 65_530).connections(log=6) < 400
 
 
-def test_who_comes_when_it_is_full_is_refused_and_counted() -> None:
+def test_connection_above_the_limit_is_refused_and_counted() -> None:
     room = 3
     admission = Admission(10, lambda: room)
     assert [admission.admits(("h", 1), count) for count in range(5)] == [True, True, True, False, False]

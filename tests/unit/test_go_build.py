@@ -13,7 +13,7 @@ from infra.objects.s3_server import ServerMissing, running
 from tests.servers import go_build
 
 
-def test_a_build_is_announced_before_it_begins(
+def test_build_is_announced_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tools = tmp_path / "tools"

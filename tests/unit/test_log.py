@@ -24,7 +24,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def test_an_event_is_one_line_whatever_is_in_it(written: io.StringIO) -> None:
+def test_log_event_is_one_bounded_line_for_any_content(written: io.StringIO) -> None:
     logging.getLogger("room").warning("topic %s is refused", FORGED)
     logging.getLogger("room").warning("%s", "y" * 1_000_000)
     first, second = written.getvalue().splitlines()
@@ -34,7 +34,7 @@ def test_an_event_is_one_line_whatever_is_in_it(written: io.StringIO) -> None:
     assert len(second) < 10_000
 
 
-def test_a_traceback_stands_indented(written: io.StringIO) -> None:
+def test_traceback_lines_are_indented(written: io.StringIO) -> None:
     try:
         raise ValueError(FORGED)
     except ValueError:

@@ -68,14 +68,14 @@ def test_records_survive_encoding_and_decoding(body, topic, properties, born, st
     assert record.body_crc == zlib.crc32(body) & 0x7FFFFFFF
 
 
-def test_positions_are_those_of_the_layout() -> None:
+def test_field_positions_equal_the_layout() -> None:
     raw = encode()
     assert int.from_bytes(raw[28:36], "big") == 4096
     assert int.from_bytes(raw[56:64], "big") == 2
     assert raw[88:93] == b"hello"
 
 
-def test_every_truncation_and_every_lying_length_is_refused() -> None:
+def test_truncated_records_and_wrong_lengths_are_refused() -> None:
     raw = encode()
     for cut in range(len(raw)):
         with pytest.raises(MalformedRecord):
@@ -98,7 +98,7 @@ def test_flipped_host_bits_of_a_short_record_are_refused(hosts: int) -> None:
             decode_record(raw)
 
 
-def test_records_follow_one_another() -> None:
+def test_consecutive_records_are_iterated() -> None:
     assert [r.body for r in iter_records(encode(body=b"a") + encode(body=b"") + encode(body=b"c"))] == [
         b"a",
         b"",
@@ -129,16 +129,16 @@ def test_iter_bodies_yields_the_bodies_of_records() -> None:
 @pytest.mark.parametrize(
     ("tags", "code"), [(None, 0), ("", 0), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("é😀", 1996812)]
 )
-def test_tags_code_is_javas(tags: str | None, code: int) -> None:
+def test_tags_code_equals_the_java_hash(tags: str | None, code: int) -> None:
     assert tags_code(tags) == code
 
 
-def test_properties_are_read_as_rocketmq_reads_them() -> None:
+def test_properties_are_parsed_like_rocketmq() -> None:
     assert bytes_to_properties(b"a\x01b\x02c\x01\x02\x01d\x02e\x02f\x01g") == {"a": "b", "f": "g"}
     assert properties_to_bytes({"a": "b", "c": "", "d": "é"}) == "a\x01b\x02d\x01é\x02".encode()
 
 
-def test_a_bomb_is_not_inflated() -> None:
+def test_decompression_bomb_is_refused() -> None:
     bomb = zlib.compress(b"\0" * (1 << 20))
     assert inflate(bomb, COMPRESSED) == b"\0" * (1 << 20)
     with pytest.raises(ValueError, match="longer than"):
@@ -146,7 +146,7 @@ def test_a_bomb_is_not_inflated() -> None:
 
 
 @pytest.mark.parametrize("codec", [COMPRESSION_ZLIB, COMPRESSION_LZ4, COMPRESSION_ZSTD])
-def test_a_damaged_body_is_a_value_error_and_a_whole_one_comes_back(codec: int) -> None:
+def test_damaged_compressed_body_is_a_value_error(codec: int) -> None:
     whole = b"neve " * 1000
     compress = {
         COMPRESSION_ZLIB: zlib.compress,
@@ -174,9 +174,7 @@ def zstd_without_length(whole: bytes) -> bytes:
         (COMPRESSION_ZSTD, zstd_without_length),
     ],
 )
-def test_the_beginning_of_a_body_is_not_taken_for_it(
-    codec: int, compress: Callable[[bytes], bytes], whole: bytes
-) -> None:
+def test_truncated_compressed_body_is_refused(codec: int, compress: Callable[[bytes], bytes], whole: bytes) -> None:
     packed = compress(whole)
     assert inflate(packed, COMPRESSED | codec, len(whole)) == whole
     for length in {0, 1, len(packed) // 2, len(packed) - 1}:
@@ -184,7 +182,7 @@ def test_the_beginning_of_a_body_is_not_taken_for_it(
             inflate(packed[:length], COMPRESSED | codec)
 
 
-def test_a_batch_comes_back_and_a_broken_one_is_refused() -> None:
+def test_batch_round_trips_and_a_truncated_one_is_refused() -> None:
     blob = encode_batch([(b"a", 1, b"k\x01v\x02"), (b"", 0, b"")])
     assert decode_batch(blob) == [(1, b"a", b"k\x01v\x02"), (0, b"", b"")]
     for cut in range(1, len(blob)):
@@ -193,7 +191,7 @@ def test_a_batch_comes_back_and_a_broken_one_is_refused() -> None:
                 decode_batch(blob[:cut])
 
 
-def test_an_offset_id_tells_where_the_record_lies() -> None:
+def test_offset_id_encodes_host_and_physical_offset() -> None:
     assert offset_msg_id(("127.0.0.1", 10911), 1024) == "7F00000100002A9F0000000000000400"
     assert parse_offset_msg_id("7F00000100002A9F0000000000000400") == ("127.0.0.1", 10911, 1024)
 
@@ -205,13 +203,13 @@ def test_unique_ids_have_rocketmqs_length_and_do_not_repeat() -> None:
     assert {len(one) for one in made} == {32}
 
 
-def test_a_unique_id_says_when_it_was_made() -> None:
+def test_unique_id_contains_its_creation_time() -> None:
     ids = UniqueIdGenerator("10.0.0.1", 77, 12345, 1_000)
     told = [int(ids.next(now)[-12:-4], 16) for now in (1_000, 1_000, 1_007, 1_007, 1_003, 1_000)]
     assert told == [0, 0, 7, 7, 3, 0]
 
 
-def test_a_copy_whose_properties_became_too_long_keeps_its_own() -> None:
+def test_copy_with_too_long_properties_keeps_the_original_ones() -> None:
     own = properties_to_bytes({"k": "v" * 32_700})
     record = decode_record(encode(properties=own))
     grown = {**record.properties, "more": "x" * 70}
@@ -227,6 +225,6 @@ _PIECES = st.sampled_from(
 
 
 @given(st.lists(_PIECES, max_size=12).map(b"".join))
-def test_one_value_is_what_the_table_of_all_has(raw: bytes) -> None:
+def test_last_value_equals_the_parsed_properties(raw: bytes) -> None:
     for name in ("TAGS", "KEYS", "UNIQ_KEY"):
         assert last_value(raw, f"{name}\x01".encode()) == bytes_to_properties(raw).get(name, "")

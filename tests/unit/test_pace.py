@@ -39,7 +39,7 @@ class Waits(SystemThreads):
 
 
 @pytest.mark.parametrize(("share", "seconds"), [(0.5, 0.01), (0.1, 0.09), (0.01, 0.99), (1.0, 0.0)])
-def test_what_a_piece_took_is_waited_for_in_proportion(share: float, seconds: float) -> None:
+def test_pause_is_proportional_to_the_work(share: float, seconds: float) -> None:
     clock, waits = ManualClock(), Waits()
     pace = Pace(clock, waits, share)
     clock.worked_s += 0.01
@@ -48,7 +48,7 @@ def test_what_a_piece_took_is_waited_for_in_proportion(share: float, seconds: fl
     assert waits.seconds == [pytest.approx(seconds)]
 
 
-def test_small_pieces_are_waited_for_together() -> None:
+def test_small_pieces_share_one_pause() -> None:
     clock, waits = ManualClock(), Waits()
     pace = Pace(clock, waits, 0.01)
     for _ in range(100):
@@ -58,7 +58,7 @@ def test_small_pieces_are_waited_for_together() -> None:
     assert sum(waits.seconds) == pytest.approx(99 * 0.01, rel=0.1)
 
 
-def test_no_wait_holds_a_stop_up_for_long() -> None:
+def test_pauses_are_bounded_for_a_quick_stop() -> None:
     clock, waits = ManualClock(), Waits()
     pace = Pace(clock, waits, 0.001)
     clock.worked_s += 3600
@@ -66,7 +66,7 @@ def test_no_wait_holds_a_stop_up_for_long() -> None:
     assert waits.seconds == [2.0]
 
 
-def test_a_page_of_metrics_is_made_a_family_at_a_time_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_rendered_by_family_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics, breaths = Metrics(), list[int]()
     for number in range(10):
         metrics.gauge(f"gauge_{number}", 'of "many"', lambda: 1)
@@ -86,7 +86,7 @@ def test_a_page_of_metrics_is_made_a_family_at_a_time_and_is_the_same(monkeypatc
     assert (text, len(breaths)) == (generate_latest(registry), len(told))
 
 
-def test_series_of_many_rows_are_made_some_at_a_time_and_say_what_prometheus_own_objects_say() -> None:
+def test_long_series_are_rendered_in_parts_equal_to_prometheus_client() -> None:
     rows = [((f"t{number}", f'g\\{number}"\n'), number / 4) for number in range(1_001)]
     told = [
         Series("neve_lag_messages", "gauge", "behind, by topic", ("topic", "group"), rows),
@@ -111,7 +111,7 @@ def test_series_of_many_rows_are_made_some_at_a_time_and_say_what_prometheus_own
     assert len(breaths) >= 5
 
 
-def test_work_on_the_loop_waits_between_its_slices_and_others_have_their_turns() -> None:
+def test_loop_pace_pauses_and_lets_other_tasks_run() -> None:
     clock = ManualClock()
 
     async def main() -> float:
@@ -127,7 +127,7 @@ def test_work_on_the_loop_waits_between_its_slices_and_others_have_their_turns()
     assert asyncio.run(main()) >= 5 * 0.018
 
 
-def test_what_others_did_while_it_waited_counts_for_nothing_on_the_loop() -> None:
+def test_loop_pace_does_not_count_the_work_of_other_tasks() -> None:
     clock = ManualClock()
 
     async def main() -> float:
@@ -145,7 +145,7 @@ def test_what_others_did_while_it_waited_counts_for_nothing_on_the_loop() -> Non
     assert asyncio.run(main()) < 1.0, "2 s at least, had it been counted"
 
 
-def test_what_other_threads_do_counts_for_nothing() -> None:
+def test_thread_time_excludes_other_threads() -> None:
     """With the real clock, a thread that waits for another one accumulates no time."""
     clock, found = SystemClock(), list[Any]()
 

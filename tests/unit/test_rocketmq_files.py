@@ -107,7 +107,7 @@ def faults(home: Path, text: str, kind: type = BrokerConfig) -> list[str]:
     return list(caught.value.faults)
 
 
-async def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_no_effect(tmp_path: Path) -> None:
+async def test_rocketmq_production_file_starts_a_broker_with_warnings(tmp_path: Path) -> None:
     path = written(tmp_path, PRODUCTION.format(root=tmp_path / "store", namesrv="127.0.0.1:1"))
     loaded = read(BrokerConfig, path)
     config = loaded.config
@@ -129,7 +129,7 @@ async def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_
         await broker.shutdown()
 
 
-def test_what_has_no_effect_is_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_without_effect_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -140,7 +140,7 @@ def test_what_has_no_effect_is_in_the_log(capsys: pytest.CaptureFixture[str]) ->
     assert "WARNING neve broker.conf:3: brokerIP2 has no effect" in capsys.readouterr().err
 
 
-def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_of_a_file_are_reported_together(tmp_path: Path) -> None:
     told = faults(
         tmp_path,
         "brokerNmae=a\nlistenPort=x\nbrokerRole=SYNC_MASTER\nno value\n=\n"
@@ -181,16 +181,14 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         ("enableLmq=true", ""),
     ],
 )
-def test_a_promise_that_would_be_lost_is_a_fault_unless_it_is_kept_otherwise(
-    tmp_path: Path, line: str, beside: str
-) -> None:
+def test_unsupported_guarantee_is_refused_without_its_replacement(tmp_path: Path, line: str, beside: str) -> None:
     assert f"{line} is refused: " in faults(tmp_path, f"{line}\n")[0]
     if beside:
         read(BrokerConfig, written(tmp_path, f"{line}\n{beside}\n"))
 
 
 @pytest.mark.parametrize(("kind", "classes", "least"), SERVERS)
-def test_rocketmqs_own_defaults_are_accepted_without_a_word(
+def test_rocketmq_defaults_are_accepted_without_warnings(
     kind: AnyConfig, classes: tuple[str, ...], least: int, tmp_path: Path
 ) -> None:
     lines = [f"{key.name}={key.default}" for key in rocketmq_keys.keys(classes).values() if key.reason in
@@ -207,7 +205,7 @@ def test_rocketmqs_own_defaults_are_accepted_without_a_word(
 
 
 @pytest.mark.parametrize(("kind", "classes"), [server[:2] for server in SERVERS])
-def test_each_key_of_rocketmqs_is_honoured_ignored_or_refused(
+def test_each_rocketmq_key_is_honoured_ignored_or_refused(
     kind: AnyConfig, classes: tuple[str, ...], tmp_path: Path
 ) -> None:
     own = {name for _, name, _ in parse_properties(to_properties(kind()), "")}
@@ -224,7 +222,7 @@ def test_each_key_of_rocketmqs_is_honoured_ignored_or_refused(
             assert f"broker.conf:1: {name} has no effect: " in loaded.warnings[0]
 
 
-def test_a_key_without_effect_is_not_changed_on_a_running_broker() -> None:
+def test_key_without_effect_cannot_be_changed_live() -> None:
     config = BrokerConfig()
     with pytest.raises(ConfigError, match="sendMessageThreadPoolNums has no effect"):
         update_live(config, {"maxMessageSize": "1m", "sendMessageThreadPoolNums": "8"})
@@ -245,14 +243,14 @@ def test_a_key_without_effect_is_not_changed_on_a_running_broker() -> None:
         ("brokerName=a\rlistenPort=1", "a"),
     ],
 )
-def test_a_file_is_read_as_java_reads_it(tmp_path: Path, line: str, value: str) -> None:
+def test_properties_file_is_parsed_like_java(tmp_path: Path, line: str, value: str) -> None:
     config = read(BrokerConfig, written(tmp_path, line)).config
     assert config.broker_name == value
     again = read(BrokerConfig, written(tmp_path, to_properties(config))).config
     assert again == config
 
 
-def test_a_name_servers_file_is_looked_at_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_checks_a_name_server_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = f"listenPort=0\nkvConfigPath={tmp_path}/kv/kvConfig.json\ndefaultThreadPoolNums=32\n"
     for name in ("namesrv.conf", "ns.properties"):
         assert main.run(["doctor", "-c", str(written(tmp_path, lines, name))]) == 0
@@ -265,7 +263,7 @@ def test_a_name_servers_file_is_looked_at_as_one(tmp_path: Path, capsys: pytest.
     assert "unknown key x" in said
 
 
-def test_doctor_tells_of_each_key_of_an_apache_file_and_shows_no_secret(
+def test_doctor_reports_each_key_of_an_apache_file_without_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = (
@@ -294,7 +292,7 @@ def test_doctor_tells_of_each_key_of_an_apache_file_and_shows_no_secret(
     assert main.run(["doctor", "--keys"]) == 2
 
 
-def test_what_to_write_instead_is_said_of_keys_that_are_not_honoured_and_names_keys_that_are() -> None:
+def test_replacement_hints_name_existing_keys() -> None:
     every = rocketmq_keys.keys((*rocketmq_keys.BROKER, *rocketmq_keys.NAMESRV, *rocketmq_keys.CONTROLLER))
     own = {name for kind, _, _ in SERVERS for _, name, _ in parse_properties(to_properties(kind()), "")}
     own |= {"initAuthenticationUser"}
@@ -345,6 +343,6 @@ def rendered() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_page_has_each_key_of_rocketmqs_and_what_becomes_of_it() -> None:
+def test_page_lists_each_rocketmq_key_and_its_treatment() -> None:
     section = PAGE.read_text("utf-8").split("## Keys of RocketMQ's files\n")[1].split("\n## ")[0]
     assert section.endswith("\n" + rendered())

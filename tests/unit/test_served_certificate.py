@@ -28,7 +28,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return files
 
 
-def test_files_that_are_gone_or_torn_end_no_certificate_that_is_served(pair: tuple[Path, Path]) -> None:
+def test_served_certificate_outlives_missing_or_torn_files(pair: tuple[Path, Path]) -> None:
     certificate = Certificate(*pair)
     served, ends = certificate.context, certificate.ends_s()
     pair[0].write_text("-----BEGIN CERTIFICATE-----\n")
@@ -40,13 +40,13 @@ def test_files_that_are_gone_or_torn_end_no_certificate_that_is_served(pair: tup
     assert certificate.ends_s() - ends == pytest.approx(30 * _DAY_S, abs=120)
 
 
-def test_a_file_with_its_key_and_words_around_it_is_read(pair: tuple[Path, Path]) -> None:
+def test_certificate_file_with_key_and_comments_is_read(pair: tuple[Path, Path]) -> None:
     ends = Certificate(*pair).ends_s()
     pair[0].write_text(f"Für den Broker\n{pair[1].read_text()}\n{pair[0].read_text()}", "utf-8")
     assert Certificate(*pair).ends_s() == ends
 
 
-def test_why_files_are_not_taken_is_logged_once(pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_certificate_files_are_logged_once(pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     certificate = Certificate(*pair)
     pair[0].write_text("torn")
     with caplog.at_level(logging.WARNING, "infra.net.tls"):

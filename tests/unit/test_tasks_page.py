@@ -50,7 +50,7 @@ def rows() -> set[str]:
     return set(re.findall(r"^\| `([\w-]+)` \|", PAGE, re.MULTILINE)) - {ASYNCIOS_OWN, *KINDS}
 
 
-def test_every_task_and_thread_is_on_the_page_and_no_other() -> None:
+def test_page_lists_exactly_the_tasks_and_threads_of_the_code() -> None:
     in_code, without_name = set(), []
     for path, tree in modules():
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
@@ -69,7 +69,7 @@ def test_every_task_and_thread_is_on_the_page_and_no_other() -> None:
     assert rows() - in_code == set(), "not in the code"
 
 
-def test_every_task_beside_the_supervisors_has_its_file_on_the_page() -> None:
+def test_page_names_the_file_of_each_unsupervised_task() -> None:
     files = {
         path
         for path, tree in modules()
@@ -79,7 +79,7 @@ def test_every_task_beside_the_supervisors_has_its_file_on_the_page() -> None:
     assert [path for path in sorted(files) if f"`{path}`" not in PAGE] == []
 
 
-def test_each_kind_of_a_task_is_the_supervisors() -> None:
+def test_page_kind_of_a_task_is_its_supervisor_method() -> None:
     told: dict[str, str] = dict(ROW_WITH_KIND.findall(PAGE))
     started: dict[str, str] = {}
     for path, tree in modules():

@@ -106,7 +106,7 @@ def calls(tree: ast.Module) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-def test_every_bug_on_record_has_its_test() -> None:
+def test_every_recorded_bug_has_its_test() -> None:
     """Otherwise, the regression test of a recorded bug could be removed or renamed without notice."""
     faults = []
     for line in (ROOT / "tests" / "TRACK_RECORD.md").read_text("utf-8").splitlines():
@@ -123,7 +123,7 @@ def test_every_bug_on_record_has_its_test() -> None:
     assert faults == []
 
 
-def test_every_module_is_used() -> None:
+def test_every_module_is_imported_or_run() -> None:
     modules = {
         ".".join(path.with_suffix("").parts)
         for path in trees()
@@ -143,14 +143,14 @@ def test_every_module_is_used() -> None:
     assert modules - used == set()
 
 
-def test_no_work_is_left_marked() -> None:
+def test_code_has_no_todo_marks() -> None:
     marked = [
         str(path) for path in trees() if path.name != Path(__file__).name and MARKS.search((ROOT / path).read_text())
     ]
     assert marked == []
 
 
-def test_tests_wait_for_conditions_and_never_for_time() -> None:
+def test_tests_do_not_sleep() -> None:
     sleeps = [
         f"{path}:{call.lineno}"
         for path, tree in trees().items()
@@ -162,7 +162,7 @@ def test_tests_wait_for_conditions_and_never_for_time() -> None:
     assert sleeps == []
 
 
-def test_the_clock_and_the_dice_are_injected() -> None:
+def test_clocks_and_random_numbers_are_injected() -> None:
     """References count as well as calls, because defaults and factories call later."""
     looks = []
     for path, tree in trees().items():
@@ -192,7 +192,7 @@ def touches_files(call: ast.Call) -> bool:
     return (name == "open" and is_mode) or name in PATH_CALLS or (name in BARE_PATH_CALLS and not given)
 
 
-def test_only_the_machines_room_touches_files() -> None:
+def test_only_infra_accesses_files() -> None:
     """Other packages use an injected disk, so that tests can simulate faults and power cuts."""
     touching = Counter(
         path.as_posix()
@@ -205,7 +205,7 @@ def test_only_the_machines_room_touches_files() -> None:
     assert TOUCH_FILES.keys() - touching.keys() == set(), "no longer need to be named"
 
 
-def test_what_is_public_says_what_it_is() -> None:
+def test_public_classes_and_functions_have_docstrings() -> None:
     """Public classes of all packages, and functions of modules that users import."""
     silent = [
         f"{path}:{node.lineno} {node.name}"
@@ -219,7 +219,7 @@ def test_what_is_public_says_what_it_is() -> None:
     assert silent == []
 
 
-def test_the_files_that_pages_name_are_there() -> None:
+def test_files_named_by_pages_exist() -> None:
     """Names without suffix are checked, too. In "`lifecycle/offload.py`, `evict.py`", both are in one folder."""
     pages = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")]
     gone = []
@@ -230,7 +230,7 @@ def test_the_files_that_pages_name_are_there() -> None:
     assert gone == []
 
 
-def test_the_changelog_says_each_thing_once_under_its_kind_and_area() -> None:
+def test_changelog_entries_are_unique_and_ordered_by_kind_and_area() -> None:
     """Merges that keep both sides can duplicate or misplace entries."""
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     bullets = re.split(r"^- ", text, flags=re.MULTILINE)[1:]

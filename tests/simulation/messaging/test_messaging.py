@@ -41,12 +41,12 @@ from tests.simulation.world import Violation
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
-def test_no_history_breaks_a_promise(first: int) -> None:
+def test_histories_keep_all_promises(first: int) -> None:
     for seed in range(first, first + 10):
         World(seed).run()
 
 
-def test_a_seed_is_one_history() -> None:
+def test_seed_determines_the_history() -> None:
     for seed in (3, 8):
         told = []
         for _ in range(2):
@@ -75,7 +75,7 @@ class SavesSlowly(World):
         return {self._save_slowly: 3, self._long_rest: 1}
 
 
-def test_positions_that_are_captured_after_the_sync_they_rest_on_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_positions_captured_after_their_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sync_then_capture(self: StateFile) -> None:
         wanted = self._changes
         async with self._lock:
@@ -123,13 +123,13 @@ class FollowsForeignMasters(World):
         }
 
 
-def test_foreign_records_that_are_executed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_executed_foreign_records(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _first_violation(range(5), FollowsForeignMasters, steps=20)
     monkeypatch.setattr(InternalRecords, "is_own", lambda self, record: True)
     assert _first_violation(range(5), FollowsForeignMasters, steps=20)
 
 
-def test_messages_delivered_to_internal_topics_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_deliveries_to_internal_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogWriter, "check_topic", lambda self, topic: None)
     monkeypatch.setattr(delivery, "is_internal", lambda topic: False)
     found = _first_violation(range(5), FollowsForeignMasters, steps=20)
@@ -141,13 +141,13 @@ def test_messages_delivered_to_internal_topics_are_found(monkeypatch: pytest.Mon
     assert any(symptom in found for symptom in symptoms), found
 
 
-def test_a_clock_that_went_back_and_holds_timers_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_timers_delayed_by_a_clock_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _first_violation(range(20), ClockGoesBack, steps=20)
     monkeypatch.setattr(TimerMessages, "_rewind", lambda self, now: None)
     assert "late" in _first_violation(range(20), ClockGoesBack, steps=20)
 
 
-def test_a_message_that_its_level_passes_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_a_skipped_delayed_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """The defect advances a level's position although a delivery failed, so that the message is skipped."""
     deliver = ScheduleMessage._deliver
 
@@ -160,7 +160,7 @@ def test_a_message_that_its_level_passes_over_is_found(monkeypatch: pytest.Monke
     assert any(what in found for what in ("passed over", "never delivered", " s late: "))
 
 
-def test_a_flusher_that_ends_unseen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_a_flusher_that_ends_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     async def end_soon(self: Flusher) -> None:
         await cast("SimLoop", asyncio.get_running_loop()).after(0.2)
 
@@ -169,14 +169,14 @@ def test_a_flusher_that_ends_unseen_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert "broker/flush" in _first_violation(range(3))
 
 
-def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_an_answer_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """The defect answers a send at once under SYNC_FLUSH, so that a power cut takes a promised message."""
     monkeypatch.setattr(Flusher, "wait", lambda self, send: send.connection.send_raw(send.render(0)))
     assert "no sync has covered it" in _first_violation(range(20))
 
 
 @pytest.mark.parametrize(("is_dead", "told"), [(True, "level -1, promised: True"), (False, "level 3, promised: True")])
-def test_a_message_that_was_sent_back_and_forgotten_is_found(
+def test_simulation_finds_a_lost_message_that_was_sent_back(
     monkeypatch: pytest.MonkeyPatch, is_dead: bool, told: str
 ) -> None:
     door, prefix = ("put_now", DLQ_PREFIX) if is_dead else ("put", RETRY_PREFIX)
@@ -189,7 +189,7 @@ def test_a_message_that_was_sent_back_and_forgotten_is_found(
     assert f"was sent back, {told}" in _first_violation(range(5), SendsBack, steps=40)
 
 
-def test_what_came_back_and_no_sync_has_shown_yet_is_waited_for() -> None:
+def test_drain_waits_for_redelivered_messages_that_are_not_yet_visible() -> None:
     """At the end of a history, an empty pop during this time is not the last one."""
     world = _under_sync_flush()
     while not any(sent.topic == POPPED for sent in world.model.of(PLAIN)):
@@ -212,7 +212,7 @@ def test_what_came_back_and_no_sync_has_shown_yet_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("what", ["delayed", "timer", "popped"])
-def test_under_sync_flush_what_comes_due_is_seen_before_the_next_interval(what: str) -> None:
+def test_sync_flush_makes_due_messages_visible_before_the_next_interval(what: str) -> None:
     """Without sends for a minute, each of these messages must get its own sync."""
     world = _under_sync_flush(interval_ms=60_000)
     store, seen = world.server.controller.store, list[str]()
@@ -251,7 +251,7 @@ def _loop() -> SimLoop:
     return SimLoop(SimClock(1_000_000), random.Random(1))
 
 
-def test_time_passes_only_when_nothing_is_ready() -> None:
+def test_time_advances_only_when_nothing_is_ready() -> None:
     loop = _loop()
 
     async def wait() -> float:
@@ -262,7 +262,7 @@ def test_time_passes_only_when_nothing_is_ready() -> None:
     loop.close()
 
 
-def test_who_dies_as_it_is_born_leaves_no_task_that_is_still_to_be_awaited() -> None:
+def test_loop_abandoned_at_task_creation_leaves_no_unawaited_coroutine() -> None:
     loop, begun = _loop(), list[object]()
 
     async def work() -> None:
@@ -281,7 +281,7 @@ def test_who_dies_as_it_is_born_leaves_no_task_that_is_still_to_be_awaited() -> 
     assert (begun, [str(one.message) for one in told if one.category is RuntimeWarning]) == ([], [])
 
 
-def test_the_loop_goes_on_while_a_thread_waits_for_the_disk() -> None:
+def test_loop_runs_while_a_thread_waits_for_the_disk() -> None:
     loop, told = _loop(), list[str]()
     disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
     loop.latency = lambda: 1.0
@@ -300,7 +300,7 @@ def test_the_loop_goes_on_while_a_thread_waits_for_the_disk() -> None:
     loop.close()
 
 
-def test_a_lock_that_the_loop_wants_lets_its_thread_run_on() -> None:
+def test_lock_wanted_by_the_loop_resumes_its_holder() -> None:
     loop, told, lock = _loop(), list[str](), SimLock()
     disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
     loop.latency = lambda: 1.0
@@ -322,7 +322,7 @@ def test_a_lock_that_the_loop_wants_lets_its_thread_run_on() -> None:
     loop.close()
 
 
-def test_who_dies_with_a_lock_that_the_loop_wants_leaves_it_to_nobody() -> None:
+def test_lock_of_a_dying_thread_is_not_released_to_the_loop() -> None:
     """Otherwise the loop would continue while the file that the thread had begun to write is incomplete."""
     loop, told, lock = _loop(), list[str](), SimLock()
     disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
@@ -350,7 +350,7 @@ def test_who_dies_with_a_lock_that_the_loop_wants_leaves_it_to_nobody() -> None:
     loop.abandon()
 
 
-def test_what_waits_for_nothing_is_told() -> None:
+def test_deadlocked_work_raises_stuck() -> None:
     loop = _loop()
 
     async def wait() -> None:
@@ -361,7 +361,7 @@ def test_what_waits_for_nothing_is_told() -> None:
     loop.abandon()
 
 
-def test_a_dead_process_has_no_effect() -> None:
+def test_dead_process_does_not_change_the_disk() -> None:
     disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
     disk.write_atomic(Path("/a"), b"x")
     disk.dead = True
@@ -370,7 +370,7 @@ def test_a_dead_process_has_no_effect() -> None:
     assert disk.platter.read(Path("/a")) == b"x"
 
 
-def test_from_the_call_on_in_which_it_dies_a_process_has_no_effect() -> None:
+def test_process_has_no_effect_from_the_call_that_kills_it() -> None:
     """Its thread unwinds through handlers and `finally` clauses, which must change nothing any longer."""
     disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
     disk.write_atomic(Path("/a"), b"x")
@@ -388,7 +388,7 @@ def test_from_the_call_on_in_which_it_dies_a_process_has_no_effect() -> None:
     assert disk.platter.read(Path("/a")) == b"x"
 
 
-def test_a_fault_hits_each_call_that_it_names() -> None:
+def test_fault_applies_to_each_named_call() -> None:
     faults = Faults()
     disk = FaultyDisk(SimDisk(), faults, random.Random(1))
     disk.append(Path("/a"), b"x")
@@ -401,7 +401,7 @@ def test_a_fault_hits_each_call_that_it_names() -> None:
     disk.fdatasync(Path("/a"))
 
 
-def test_a_summary_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_resumes_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int]] = []
 
     def tell(world: str, first: int, end: int) -> tuple[dict[str, int], dict[int, str]]:

@@ -677,7 +677,7 @@ RIGHT = (
 
 
 @pytest.mark.parametrize("world", RIGHT)
-def test_with_the_right_rules_the_same_stories_break_no_promise(world: type[World]) -> None:
+def test_worlds_with_correct_rules_break_no_promise(world: type[World]) -> None:
     for seed in range(10):
         world(seed).run()
 
@@ -713,5 +713,5 @@ def test_with_the_right_rules_the_same_stories_break_no_promise(world: type[Worl
         (NotesNoRaise, "archive", 0),
     ],
 )
-def test_a_broken_rule_is_found(world: type[World], promise: str, known: int) -> None:
+def test_simulation_finds_a_broken_rule(world: type[World], promise: str, known: int) -> None:
     assert re.search(rf"members\): ({promise}): ", _found(world, known))

@@ -8,12 +8,12 @@ from tests.simulation.replicas.world import World
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_no_history_breaks_a_promise(first: int) -> None:
+def test_histories_keep_all_promises(first: int) -> None:
     for seed in range(first, first + 20):
         World(seed).run()
 
 
-def test_a_seed_is_one_history() -> None:
+def test_seed_determines_the_history() -> None:
     for seed in (3, 8):
         told = []
         for _ in range(2):

@@ -14,7 +14,7 @@ from tests.simulation.year.figures import Figures, growing, memory_of
 from tests.simulation.year.world import SMALL, World
 
 
-def test_nothing_grows_for_ever_and_the_archive_is_whole() -> None:
+def test_figures_stay_bounded_and_the_archive_is_complete() -> None:
     world = World(SMALL)
     try:
         days = list(world.run())
@@ -32,7 +32,7 @@ def test_nothing_grows_for_ever_and_the_archive_is_whole() -> None:
 
 
 @pytest.mark.parametrize("name", ["live", "catalog_memory", "entries"])
-def test_what_grows_is_told(name: str) -> None:
+def test_growth_is_reported(name: str) -> None:
     steady = Figures(**dict.fromkeys(Figures.__struct_fields__, 1000) | {"requests": {"PUT": 1000}})  # type: ignore[arg-type]
     assert growing([steady] * 8) == []
     grown = msgspec.structs.replace(steady, **{name: 1100})
@@ -40,7 +40,7 @@ def test_what_grows_is_told(name: str) -> None:
     assert found.startswith(f"{name}: 1,100")
 
 
-def test_requests_that_grow_with_traffic_are_no_growth() -> None:
+def test_requests_in_proportion_to_traffic_are_not_growth() -> None:
     steady = Figures(**dict.fromkeys(Figures.__struct_fields__, 1000) | {"requests": {"PUT": 1000}})  # type: ignore[arg-type]
     more = msgspec.structs.replace(steady, requests={"PUT": 2000})
     assert growing([steady] * 6 + [more] * 2) == [
@@ -49,5 +49,5 @@ def test_requests_that_grow_with_traffic_are_no_growth() -> None:
     assert growing([steady] * 6 + [msgspec.structs.replace(more, messages=2000)] * 2) == []
 
 
-def test_memory_is_of_all_that_a_catalog_holds() -> None:
+def test_memory_of_an_object_includes_its_content() -> None:
     assert memory_of({"a": [b"x" * 10_000]}) > 10_000

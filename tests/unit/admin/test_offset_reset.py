@@ -28,17 +28,19 @@ def at(
         (12, 2, 0, 8, 4),
     ],
 )
-def test_what_lies_between_position_and_target(position: int, target: int, skipped: int, again: int, cold: int) -> None:
+def test_offset_reset_counts_skipped_and_repeated_messages(
+    position: int, target: int, skipped: int, again: int, cold: int
+) -> None:
     found = plan_reset(at(position, local=6), target)
     assert (found.skipped, found.repeated, found.cold) == (skipped, again, cold)
 
 
-def test_what_is_below_the_minimum_is_not_skipped() -> None:
+def test_offset_reset_ignores_offsets_below_the_minimum() -> None:
     found = plan_reset(at(1, low=5), 8)
     assert (found.skipped, found.repeated, found.cold) == (3, 0, None)
 
 
-def test_what_a_restore_left_out_is_neither_skipped_nor_read_again() -> None:
+def test_offset_reset_ignores_offsets_skipped_by_a_restore() -> None:
     bounds = QueueStats(0, 10_000_006, 0, 6)
     one = progress_of(MessageQueue("t", "b", 0), ConsumeStats(10_000_006, 2, 0, left=4), bounds)
     assert plan_reset(one, 10_000_006).skipped == 4
@@ -46,5 +48,5 @@ def test_what_a_restore_left_out_is_neither_skipped_nor_read_again() -> None:
     assert plan_reset(ended, 0).repeated == 6
 
 
-def test_a_target_is_an_offset_that_is_there_or_the_end() -> None:
+def test_offset_reset_target_is_bounded_by_the_queue() -> None:
     assert [is_within(at(0, low=5), target) for target in (4, 5, 10, 11)] == [False, True, True, False]

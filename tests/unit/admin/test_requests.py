@@ -59,12 +59,12 @@ async def test_reads_go_to_the_slave_with_the_lowest_id_without_a_master() -> No
     assert {broker: answer.remark for broker, answer in answers.items()} == {"a": "from a0", "b": "from b2"}
 
 
-async def test_a_broker_that_does_not_answer_fails_the_whole_read() -> None:
+async def test_unreachable_broker_fails_the_whole_read() -> None:
     with pytest.raises(ConnectionFailed, match="b2 is gone"):
         await requests(Pool(gone=frozenset({"b2"}))).ask_every_broker(7)
 
 
-async def test_the_next_name_server_answers_for_one_that_is_gone() -> None:
+async def test_next_name_server_is_used_for_an_unreachable_one() -> None:
     pool = Pool(gone=frozenset({"n1"}))
     assert (await requests(pool).ask_name_server(5)).remark == "from n2"
     with pytest.raises(ConnectionFailed, match="n1 is gone"):
@@ -77,7 +77,7 @@ def test_unknown_broker_is_named_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("text", ["n1:1;n2:2", "n1:1, n2:2", " n1:1\tn2:2;"])
-def test_addresses_are_separated_by_signs_or_spaces(text: str) -> None:
+def test_addresses_are_separated_by_punctuation_or_spaces(text: str) -> None:
     assert split_addresses(text) == ["n1:1", "n2:2"]
 
 
@@ -92,7 +92,7 @@ async def put_rule(pool: Pool) -> Users:
     return users
 
 
-async def test_servers_without_users_are_passed_over() -> None:
+async def test_servers_without_users_are_skipped() -> None:
     pool = Pool({"n1": ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "n2": ResponseCode.REQUEST_CODE_NOT_SUPPORTED})
     users = await put_rule(pool)
     assert [server.address for server in users.without] == ["n1", "n2"]
@@ -126,6 +126,6 @@ class Refusing(Pool):
         return answer
 
 
-async def test_a_refused_change_names_the_servers_that_are_changed_already() -> None:
+async def test_refused_change_names_the_servers_already_changed() -> None:
     with pytest.raises(NotPermitted, match="name server n2: no right; changed already: name server n1"):
         await put_rule(Refusing("n2"))

@@ -73,7 +73,7 @@ def test_reader_span_follows_row_group_times_that_run_backwards() -> None:
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "numpy"])
-def test_without_its_extra_the_library_says_what_to_install(missing: str) -> None:
+def test_missing_extra_is_reported_with_its_install_command(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import neve.archive; neve.archive.open('dir:.')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     last = ended.stderr.strip().splitlines()[-1]

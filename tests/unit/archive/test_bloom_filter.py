@@ -93,7 +93,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory, worker: WorkerClient) -> Writt
     return write(worker, tmp_path_factory.mktemp("odd"), 3, odd=True)
 
 
-def test_every_word_that_a_query_may_find_may_be_held(odd: Written, worker: WorkerClient) -> None:
+def test_filter_may_hold_every_word_that_a_query_can_find(odd: Written, worker: WorkerClient) -> None:
     words = ["first", "second", "late", "good", "\ufffd", "ID\ufffd", "two", "words", "no", "end"]
     words += ["U900", "k1199", "hundred9", "U1200", "ID", "U"]
     records = [decode_record(raw) for raw in odd.records]
@@ -105,7 +105,7 @@ def test_every_word_that_a_query_may_find_may_be_held(odd: Written, worker: Work
     assert set(there) <= set(held) and len(held) < len(words)
 
 
-def test_the_answers_are_those_of_another_reader_of_parquet(odd: Written) -> None:
+def test_filter_answers_equal_those_of_another_parquet_reader(odd: Written) -> None:
     with pq.ParquetFile(odd.path) as file:
         (read,) = filter_reads(file.metadata)
     data = odd.path.read_bytes()[read.start : read.start + read.length]
@@ -139,7 +139,7 @@ def test_damaged_bloom_filter_is_refused(odd: Written, at: int, bit: int, cut: i
             one._replace(groups={0: [(0, len(spoilt))]}).may_hold(spoilt, b"U901")
 
 
-def test_without_whole_filters_everything_may_be_held(tmp_path: Path, worker: WorkerClient) -> None:
+def test_missing_or_partial_filters_exclude_nothing(tmp_path: Path, worker: WorkerClient) -> None:
     made = write(worker, tmp_path, 0)
     url = f"dir:{tmp_path / 'store'}"
     assert worker.may_hold(url, made.name, [0], b"nowhere").groups == []
@@ -160,7 +160,7 @@ def test_without_whole_filters_everything_may_be_held(tmp_path: Path, worker: Wo
         worker_of_its_own.close()
 
 
-def test_a_query_by_key_over_fifty_objects_fetches_a_fraction_of_them(
+def test_key_query_over_fifty_objects_fetches_a_fraction(
     tmp_path: Path, worker: WorkerClient, record_property: Callable[[str, object], None]
 ) -> None:
     catalog, objects = Catalog(), [write(worker, tmp_path, number) for number in range(50)]
@@ -205,7 +205,7 @@ def test_bloom_filters_of_many_row_groups_need_few_reads(
     assert held(b"a4") == [4] and sorted(held(b"k")) == sorted(held(b"b")) == list(range(9))
 
 
-def test_filters_that_were_read_once_come_from_the_disk(tmp_path: Path, worker: WorkerClient) -> None:
+def test_filters_are_cached_on_disk(tmp_path: Path, worker: WorkerClient) -> None:
     made = write(worker, tmp_path, 0)
     for fetched_before in (False, True):
         fresh = WorkerClient(work_dir=tmp_path, cache_dir=tmp_path / "cache", cache_bytes=1 << 20)

@@ -39,7 +39,7 @@ DAY = 24 * HOUR
         (None, {("(body)", "damaged")}),
     ],
 )  # fmt: skip
-def test_the_fields_of_a_body(body: bytes | None, fields: set[tuple[str, str]]) -> None:
+def test_fields_of_a_body(body: bytes | None, fields: set[tuple[str, str]]) -> None:
     assert {tuple(field) for field in fields_of(body)} == fields
 
 
@@ -75,7 +75,7 @@ def test_fields_report_marks_added_and_removed_fields() -> None:
     ]
 
 
-def test_names_without_end_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_field_names_beyond_the_limit_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_fields, "_PATHS_MAX", 3)
     found = BodyFields()
     found.add(rows_of(1, 0, 0, *(b'{"%d": 1}' % n for n in range(10))))
@@ -96,7 +96,7 @@ def test_sample_includes_first_and_last_row_group_of_each_month() -> None:
     assert sampled([], 10) == []
 
 
-def test_the_verb_prints_what_came_and_went(tmp_path: Path) -> None:
+def test_spark_schema_command_prints_added_and_removed_fields(tmp_path: Path) -> None:
     url = f"dir:{tmp_path}"
     archive = ArchiveOnPaper(open_store(url), "a", "t")
     archive.write(0, 0, 0, 10, hour=0)

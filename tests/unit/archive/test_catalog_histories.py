@@ -46,7 +46,7 @@ def test_range_of_a_deleted_object_is_not_archived_again(checkpoint: bool, abort
         assert catalog.through("t") == 200
 
 
-def test_the_minimum_is_an_offset_that_the_archive_has() -> None:
+def test_minimum_offset_is_an_archived_offset() -> None:
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=[committed("old", [(0, 0, 9)], start=0, end=100)]))
     catalog.apply(1, Topic(topic="t", deleted=True, minimums={0: 10}))
@@ -56,7 +56,7 @@ def test_the_minimum_is_an_offset_that_the_archive_has() -> None:
     assert catalog.min_offset("t", 0) == 100
 
 
-def test_a_queue_that_expired_before_its_first_round_is_known() -> None:
+def test_queue_expired_before_its_first_round_is_known() -> None:
     catalog = Catalog()
     catalog.apply(0, Expire(keys=[], delete_after_ms=0, minimums={"t": {3: 7}}))
     assert catalog.named_offsets("t") == {3: 6}
@@ -88,7 +88,7 @@ def test_offset_of_an_object_is_in_no_gap_even_after_expiry(gap_first: bool) -> 
     assert after.queue("t", 0).gap_spans() == catalog.queue("t", 0).gap_spans() == left
 
 
-def test_a_gap_that_is_told_twice_is_counted_once() -> None:
+def test_repeated_gap_is_counted_once() -> None:
     catalog = Catalog()
     catalog.apply(0, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
     catalog.apply(1, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
@@ -97,7 +97,7 @@ def test_a_gap_that_is_told_twice_is_counted_once() -> None:
     assert catalog.queue("t", 0).count_existing(0, 20) == 10
 
 
-def test_a_gap_is_forgotten_when_nothing_below_it_can_come_back() -> None:
+def test_gap_is_dropped_once_no_object_below_it_can_return() -> None:
     old, later = committed("old", [(0, 0, 4)], start=0, end=100), committed("later", [(0, 20, 24)], start=200, end=300)
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=[old, later]))
@@ -117,7 +117,7 @@ def test_a_gap_is_forgotten_when_nothing_below_it_can_come_back() -> None:
     assert not [problem for problem in verify(catalog, MemoryStore()).problems if "offsets" in problem]
 
 
-def test_an_idle_queue_has_one_gap_however_often_it_is_restored() -> None:
+def test_repeated_restores_of_an_idle_queue_make_one_gap() -> None:
     catalog = Catalog()
     for number in range(3):
         catalog.apply(

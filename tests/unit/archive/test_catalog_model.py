@@ -85,7 +85,7 @@ class Model:
 
 @pytest.mark.parametrize("laid", [0, 4, LAID_WHEN_ASKED])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_history_is_answered_as_a_plain_list_answers_it(
+def test_catalog_equals_plain_list_model_for_random_histories(
     seed: int, laid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neve.archive.catalog.topic_catalog.LAID_WHEN_ASKED", laid)
@@ -192,7 +192,7 @@ def check(
 
 
 @pytest.mark.parametrize("count", [1, NAMES_MAX - 1, NAMES_MAX, NAMES_MAX * 3 + 5])
-def test_names_come_out_of_blocks_as_they_went_in(count: int) -> None:
+def test_blocks_return_their_names_unchanged(count: int) -> None:
     random = Random(count)
     names = [name_of(random, TOPICS[0], number) for number in range(count)]
     blocks = blocks_of(TOPICS[0], names)

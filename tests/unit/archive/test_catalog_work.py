@@ -207,7 +207,7 @@ def test_block_ends_follow_from_row_groups_or_explicit_queues() -> None:
     assert [block.name_keys() for block in blocks_of("t", plain)] == [[name.key for name in plain]]
 
 
-def test_whether_a_few_are_still_due_unpacks_none(unpacked: list[int]) -> None:
+def test_still_due_check_unpacks_no_block(unpacked: list[int]) -> None:
     catalog = filled(20 * NAMES_MAX)
     keys = [name_at(number).key for number in range(20 * NAMES_MAX)]
     catalog.apply(1, Expire(keys=keys, delete_after_ms=5))
@@ -391,7 +391,7 @@ def test_few_blocks_stay_unpacked(unpacked: list[int]) -> None:
 
 
 @pytest.mark.parametrize("topics", [1, 5])
-def test_a_name_takes_at_most_300_bytes(topics: int) -> None:
+def test_catalog_needs_at_most_300_bytes_per_object(topics: int) -> None:
     """The limit holds for objects of eight queues and covers all catalog structures."""
     random = Random(1)
     names = {number: [name_at(one, f"topic-{number:05d}", 8, random) for one in range(100)] for number in range(topics)}
@@ -449,14 +449,14 @@ def test_deleted_object_leaves_no_trace_in_memory_or_checkpoint() -> None:
     assert sum(len(data) for data, _ in store.objects.values()) < 1000
 
 
-def test_a_commit_that_stands_twice_counts_once() -> None:
+def test_repeated_commit_counts_once() -> None:
     catalog = filled(2)
     catalog.apply(1, Commit(round=1, names=[name_at(0), name_at(1)]))
     assert [run.first for run in catalog.queue("t", 0).runs()] == [0, 5]
     assert len(catalog.objects()) == 2
 
 
-def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reads_the_gaps_of_each_queue_once(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = filled(2)
     for seq in range(1, 20):
         catalog.apply(seq, Gap(topic=f"other-{seq}", queue=0, first=0, last=9, reason="lost"))
@@ -526,7 +526,7 @@ def test_expiring_near_unpacks_only_candidate_blocks(unpacked: list[int]) -> Non
     assert len(unpacked) == 1
 
 
-def test_all_of_a_topic_is_as_it_was_when_it_was_asked_for() -> None:
+def test_each_of_returns_a_snapshot() -> None:
     catalog = filled(3)
     first, second, third = (name.key for name in catalog.objects("t"))
     catalog.apply(1, Expire(keys=[first], delete_after_ms=9))

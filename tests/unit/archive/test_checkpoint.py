@@ -96,7 +96,7 @@ def test_catalog_from_a_checkpoint_equals_catalog_from_all_entries() -> None:
         assert (catalog.topics(), catalog.queues("t")) == (whole.topics(), whole.queues("t"))
 
 
-def test_the_masters_of_a_log_are_counted_and_those_of_another_are_not() -> None:
+def test_only_masters_of_the_same_log_are_counted() -> None:
     catalog = after(len(ENTRIES))
     assert catalog.master_epoch == 0
     for epoch, said, highest in ((3, 4, 4), (4, 0, 4), (5, 6, 6)):
@@ -107,14 +107,14 @@ def test_the_masters_of_a_log_are_counted_and_those_of_another_are_not() -> None
     assert catalog.master_epoch == 0
 
 
-def test_a_catalog_never_goes_back_to_an_older_checkpoint() -> None:
+def test_catalog_refuses_an_older_checkpoint() -> None:
     catalog = after(5)
     with pytest.raises(OutOfOrder):
         catalog.restore(decode_checkpoint(after(4).write_checkpoint("b", lambda number, data: None).content))
 
 
 @pytest.mark.parametrize("end", [0, 1, 2, 3, 7, 8, 9, 1000, 1_000_003])
-def test_the_end_is_found_in_logarithmic_questions(end: int) -> None:
+def test_journal_end_is_found_in_logarithmic_requests(end: int) -> None:
     for known in {0, 1, end // 2, end - 1, end} & set(range(end + 1)):
         asked: list[int] = []
 
@@ -150,7 +150,7 @@ def packs_of(store: MemoryStore, seq: int) -> list[str]:
     return [pack_key("", "b", *name) for name in head.sizes()]
 
 
-def test_only_what_follows_the_checkpoint_is_read() -> None:
+def test_only_entries_after_the_checkpoint_are_read() -> None:
     store = MemoryStore()
     journal_in(store, 5, 13)
     full = state_of(after(len(ENTRIES)))
@@ -196,7 +196,7 @@ def test_damaged_checkpoint_falls_back_to_earlier_ones_then_the_journal(harm: st
     assert read_catalog(store, "b").next_seq == 0, "with no checkpoint, all of the journal is read"
 
 
-def test_a_newer_checkpoint_is_refused_not_passed_over() -> None:
+def test_checkpoint_of_a_newer_format_is_refused() -> None:
     store = MemoryStore()
     journal_in(store, 13)
     store.put(checkpoint_key("", "b", 12), seal(KIND, 99, b"{}"))
@@ -204,7 +204,7 @@ def test_a_newer_checkpoint_is_refused_not_passed_over() -> None:
         read_catalog(store, "b")
 
 
-def test_the_envelope_bounds_what_it_unpacks() -> None:
+def test_envelope_bounds_its_unpacked_size() -> None:
     data = seal("X", 1, b"a" * 1000)
     assert unseal("X", 1, data, 1000) == b"a" * 1000
     with pytest.raises(Damaged):

@@ -75,7 +75,7 @@ def query_of(fetched: Fetched, made: Catalog | None = None) -> ColdQuery:
     return ColdQuery(made or catalog(), fetched, ManualClock())
 
 
-def test_a_key_is_found_newest_first_and_exactly() -> None:
+def test_key_query_returns_exact_matches_newest_first() -> None:
     query = query_of(Fetched())
     assert query.by_key("t", "odd", 3, 0, 1000) == Found([record(11), record(9), record(7)])
     assert query.by_key("t", "k1", 32, 0, 1000) == Found([record(1)])
@@ -84,19 +84,19 @@ def test_a_key_is_found_newest_first_and_exactly() -> None:
     assert query.by_key("other", "odd", 32, 0, 1000) == Found([])
 
 
-def test_only_groups_of_the_time_are_read() -> None:
+def test_key_query_reads_only_row_groups_of_its_time() -> None:
     fetched = Fetched()
     assert query_of(fetched).by_key("t", "odd", 32, 45, 65) == Found([record(5)])
     assert fetched.groups == [1]
 
 
-def test_enough_is_enough_and_what_was_on_its_way_is_called_back() -> None:
+def test_key_query_stops_at_its_limit_and_cancels_fetches() -> None:
     fetched = Fetched()
     assert query_of(fetched, catalog(50)).by_key("t", "odd", 2, 0, 10_000) == Found([record(199), record(197)])
     assert fetched.groups == [49, 48, 47, 46]
 
 
-def test_a_question_reads_so_many_groups_and_says_what_it_left() -> None:
+def test_key_query_bounds_its_row_groups_and_reports_the_rest() -> None:
     fetched = Fetched()
     query = query_of(fetched, catalog(GROUPS_MAX + 2))
     found = query.by_key("t", "k1", 32, 0, 1 << 60)
@@ -106,7 +106,7 @@ def test_a_question_reads_so_many_groups_and_says_what_it_left() -> None:
     assert query.at((GROUPS_MAX + 1) * 4000).unsearched.startswith("2 row groups")
 
 
-def test_a_group_that_cannot_be_read_is_left_out_and_said() -> None:
+def test_unreadable_row_group_is_skipped_and_reported() -> None:
     fetched = Fetched()
     fetched.fails = {1}
     found = query_of(fetched).by_key("t", "odd", 32, 0, 1000)
@@ -117,7 +117,7 @@ def test_a_group_that_cannot_be_read_is_left_out_and_said() -> None:
     assert query_of(fetched).by_key("t", "odd", 3, 0, 1000).unsearched.startswith("1 row groups")
 
 
-def test_a_question_ends_in_time_with_what_it_has() -> None:
+def test_key_query_times_out_with_partial_results() -> None:
     class Late(ManualClock):
         def monotonic(self) -> float:
             self.advance(int(SECONDS_MAX * 1000 / 3))
@@ -130,7 +130,7 @@ def test_a_question_ends_in_time_with_what_it_has() -> None:
     assert found.unsearched.startswith("2 row groups")
 
 
-def test_a_place_in_the_log_is_found_and_hidden_messages_are_not() -> None:
+def test_query_by_place_finds_only_visible_messages() -> None:
     made = catalog()
     query = query_of(Fetched(), made)
     assert query.at(6000) == Found([record(6)])
@@ -180,7 +180,7 @@ def test_unanswered_filter_request_is_cancelled_and_reported() -> None:
     assert all(look.cancelled() for look in filters.looks)
 
 
-def test_a_look_that_was_called_off_may_hold_everything() -> None:
+def test_cancelled_filter_request_excludes_nothing() -> None:
     def called_off(name: CommittedObject, numbers: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
         look: Future[frozenset[int]] = Future()
         look.cancel()
@@ -247,7 +247,7 @@ def test_key_query_keeps_the_newest_objects_and_reports_the_rest(monkeypatch: py
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_newest_of_many_are_those_of_all_in_their_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_of_many_objects_equal_the_sorted_list(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
     names = [single(number, random.randrange(-1, 60)) for number in range(100)]
     whole, nothing = cold_query._newest(iter(names), 10, 3000)

@@ -73,7 +73,7 @@ def catalog_of(groups: int) -> Catalog:
     return catalog
 
 
-def test_equal_requests_in_flight_are_one_fetch() -> None:
+def test_concurrent_equal_reads_share_one_fetch() -> None:
     source = Source()
     source.gate.clear()
     reader = ColdReader(catalog_of(1), source, "")
@@ -113,7 +113,7 @@ def test_cold_read_retries_one_failure_and_raises_after_two() -> None:
     reader.close()
 
 
-def test_a_sequential_reader_is_read_ahead_of_and_a_random_one_not() -> None:
+def test_read_ahead_serves_sequential_but_not_random_reads() -> None:
     source = Source()
     reader = ColdReader(catalog_of(40), source, "")
     for offset in (350, 200, 5):
@@ -286,7 +286,7 @@ def test_cancelled_fetch_leaves_the_bounded_queue() -> None:
     reader.close()
 
 
-def test_a_question_to_a_store_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_from_a_hanging_store_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_reader, "_QUESTION_SECONDS", 0.05)
     source = Source()
     source.gate.clear()
@@ -303,7 +303,7 @@ def test_a_question_to_a_store_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) 
     reader.close()
 
 
-def test_an_object_that_expired_while_it_was_read_is_no_failure() -> None:
+def test_object_that_expires_during_its_read_is_no_failure() -> None:
     class Vanishing(Source):
         def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup:
             if catalog.next_seq == 1:
@@ -329,7 +329,7 @@ def test_offline_catalog_never_reports_unknown_offsets_as_lost() -> None:
     reader.close()
 
 
-def test_tags_and_time_find_rows_over_groups() -> None:
+def test_tags_and_time_find_rows_across_row_groups() -> None:
     reader = ColdReader(catalog_of(3), Source(), "")
     got = reader.get("t", 0, 0, 3, 1 << 20, frozenset({1}))
     assert (got.count, got.next_offset, len(got.buffers)) == (3, 6, 3)
@@ -341,7 +341,7 @@ def test_tags_and_time_find_rows_over_groups() -> None:
     reader.close()
 
 
-def test_the_cache_bounds_how_many_mappings_it_holds() -> None:
+def test_cache_bounds_its_number_of_mappings() -> None:
     cache = GroupCache(1 << 30, mapped_max=3)
     for index in range(10):
         cache.put(("k", index), group_of(index), ahead=False)

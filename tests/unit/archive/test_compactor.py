@@ -106,7 +106,7 @@ COUNTS = st.dictionaries(st.integers(0, 3), st.integers(1, 12), min_size=1)
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(COUNTS, min_size=1, max_size=6), st.integers(0, 1 << 30), st.sampled_from([SMALL, GroupSizes(300, 1)]))
-def test_whatever_went_in_comes_out_once(
+def test_compaction_keeps_each_record_once(
     tmp_path_factory: pytest.TempPathFactory, objects: list[dict[int, int]], seed: int, sizes: GroupSizes
 ) -> None:
     log = Log(tmp_path_factory.mktemp("log"), seed)
@@ -126,7 +126,7 @@ def test_whatever_went_in_comes_out_once(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(COUNTS, min_size=1, max_size=4), st.dictionaries(st.integers(0, 3), st.integers(0, 20)))
-def test_rows_below_are_left_out_and_no_other(
+def test_only_rows_below_the_minimums_are_dropped(
     tmp_path_factory: pytest.TempPathFactory, objects: list[dict[int, int]], below: dict[int, int]
 ) -> None:
     log = Log(tmp_path_factory.mktemp("log"))
@@ -140,7 +140,7 @@ def test_rows_below_are_left_out_and_no_other(
     assert records_in(log.compact(below=below)) == left
 
 
-def test_groups_are_those_that_a_round_would_have_made(tmp_path: Path) -> None:
+def test_row_groups_equal_those_of_a_single_round(tmp_path: Path) -> None:
     log = Log(tmp_path)
     for _ in range(5):
         log.object_of({0: 9, 1: 3, 2: 30})
@@ -152,7 +152,7 @@ def test_groups_are_those_that_a_round_would_have_made(tmp_path: Path) -> None:
     assert pq.read_metadata(made.path).num_row_groups == len(groups) > 3
 
 
-def test_a_hundred_thousand_mixed_records_compacted_twice(tmp_path: Path) -> None:
+def test_hundred_thousand_mixed_records_survive_two_compactions(tmp_path: Path) -> None:
     log = Log(tmp_path)
     for number in range(20):
         log.object_of(dict.fromkeys(range(4), 1250), GroupSizes(1 << 18, 1 << 14))
@@ -165,7 +165,7 @@ def test_a_hundred_thousand_mixed_records_compacted_twice(tmp_path: Path) -> Non
     assert made.name.sha256 == hashlib.sha256(b"".join(log.sealed[at] for at in sorted(log.sealed))).hexdigest()
 
 
-def test_small_row_groups_are_read_once_however_many_queues_they_hold(
+def test_small_row_groups_are_read_once_for_any_number_of_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(tmp_path)
@@ -233,9 +233,7 @@ def flipped(one: Input) -> Input:
 
 
 @pytest.mark.parametrize("spoil", [other_sha, shifted, cut, flipped])
-def test_an_input_that_is_not_what_the_journal_says_makes_no_object(
-    tmp_path: Path, spoil: Callable[[Input], Input]
-) -> None:
+def test_input_that_differs_from_the_journal_makes_no_object(tmp_path: Path, spoil: Callable[[Input], Input]) -> None:
     log = Log(tmp_path)
     for _ in range(3):
         log.object_of({0: 20, 1: 5})
@@ -245,14 +243,14 @@ def test_an_input_that_is_not_what_the_journal_says_makes_no_object(
     assert list(tmp_path.glob("made-*")) == []
 
 
-def test_an_offset_that_is_in_two_inputs_makes_no_object(tmp_path: Path) -> None:
+def test_offset_in_two_inputs_makes_no_object(tmp_path: Path) -> None:
     log = Log(tmp_path)
     one = log.object_of({0: 20})
     with pytest.raises(DamagedObject, match="in two of the objects"):
         log.compact([one, one])
 
 
-def test_a_file_that_reads_back_changed_is_not_given_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_fails_verification_is_not_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(tmp_path)
     log.object_of({0: 20})
     written = pq.ParquetWriter.write_table

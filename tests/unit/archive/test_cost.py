@@ -36,7 +36,7 @@ FREE = Prices()
 T0 = 1_790_000_000_000 // DAY_MS * DAY_MS
 
 
-def test_a_slow_topic_by_the_hour() -> None:
+def test_cost_of_a_slow_topic_with_hourly_rounds() -> None:
     """Objects wait an hour and messages arrive hourly: 12 rounds a day, and a half more for midnight."""
     topic, broker, total = costs_of([HOURLY], Setting(max_age_s=3600, replicas=2), FREE)
     assert topic == Cost(
@@ -88,7 +88,7 @@ def test_cost_of_fast_topic_is_bounded_by_bytes_and_period() -> None:
     assert compacted.objects_a_day == 43_200 * (1 << 20) / COMPACTED_BYTES + 0.5, "rounded up: 337.5 to 338"
 
 
-def test_money_is_each_kind_by_its_price() -> None:
+def test_money_sums_each_kind_by_its_price() -> None:
     prices = Prices("EUR", StorePrices(0.5, 0.25, 0.125, 2.0, minimum_object_bytes=131_072), DiskPrices(4.0))
     topic = costs_of([HOURLY], Setting(max_age_s=3600, compaction=True), prices)[0]
     assert topic.billed_bytes == 30 * 131_072 + 2 * 12.5 * 131_072
@@ -97,7 +97,7 @@ def test_money_is_each_kind_by_its_price() -> None:
     assert topic.money(FREE) == 0
 
 
-def test_a_longer_age_than_the_log_is_kept_keeps_the_log() -> None:
+def test_max_age_beyond_log_retention_extends_the_retention() -> None:
     topic = costs_of([HOURLY], Setting(max_age_s=5 * DAY_S), FREE)[0]
     assert topic.local_bytes == 5 * 24_000
 
@@ -115,7 +115,7 @@ def test_a_longer_age_than_the_log_is_kept_keeps_the_log() -> None:
         (2 * DAY_S, DAY_S),
     ],
 )
-def test_the_model_counts_what_the_rule_makes(every_s: int, age_s: int) -> None:
+def test_modelled_object_count_equals_the_scheduling_rule(every_s: int, age_s: int) -> None:
     """Random messages over weeks, archived by the rule when due, with one object per day."""
     policy = Policy(archive_max_age_ms=age_s * 1000)
     noise, days, made, oldest, pending = random.Random(3), 60, 0, 0, list[int]()
@@ -145,7 +145,7 @@ def seen(objects: Iterable[CommittedObject], days: float) -> list[Traffic]:
     return traffic_seen(objects, days)
 
 
-def test_rates_are_those_of_the_newest_days() -> None:
+def test_traffic_rates_use_the_newest_days() -> None:
     end = 10 - 1 / 24  # the newest object ends at the end of the tenth day
     objects = [
         placed("old", 0, 1000, 1_000_000, 9000),

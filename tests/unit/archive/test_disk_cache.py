@@ -34,7 +34,7 @@ def test_disk_cache_keeps_entries_over_a_restart_within_its_bound(disk: SimDisk)
     assert smaller.nbytes <= 50_000 and len(files(disk)) == 4
 
 
-def test_a_scan_does_not_drive_out_what_is_read_again(disk: SimDisk) -> None:
+def test_scan_does_not_evict_reused_entries(disk: SimDisk) -> None:
     cache = DiskCache(disk, DIRECTORY, 100_000)
     cache.put("again", BLOCK)
     assert cache.get("again") == BLOCK
@@ -44,7 +44,7 @@ def test_a_scan_does_not_drive_out_what_is_read_again(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 9, 13, 16, 18, 500, 10_000])
-def test_a_changed_byte_or_a_torn_file_is_a_miss_and_goes(disk: SimDisk, position: int) -> None:
+def test_damaged_file_is_a_miss_and_deleted(disk: SimDisk, position: int) -> None:
     cache = DiskCache(disk, DIRECTORY, 1 << 20)
     cache.put("name", BLOCK)
     (file,) = files(disk)
@@ -56,7 +56,7 @@ def test_a_changed_byte_or_a_torn_file_is_a_miss_and_goes(disk: SimDisk, positio
     assert cache.get("name") == BLOCK
 
 
-def test_a_file_under_anothers_name_is_a_miss(disk: SimDisk) -> None:
+def test_file_under_a_wrong_name_is_a_miss(disk: SimDisk) -> None:
     cache = DiskCache(disk, DIRECTORY, 1 << 20)
     cache.put("one", BLOCK)
     (one,) = files(disk)
@@ -66,7 +66,7 @@ def test_a_file_under_anothers_name_is_a_miss(disk: SimDisk) -> None:
     assert cache.get("one") is None and cache.get("two") is None
 
 
-def test_remains_of_a_dead_process_are_removed(disk: SimDisk) -> None:
+def test_files_of_a_dead_process_are_removed(disk: SimDisk) -> None:
     disk.make_dirs(DIRECTORY)
     disk.append(DIRECTORY / ("a" * 64 + ".0.part"), BLOCK)
     cache = DiskCache(disk, DIRECTORY, 1 << 20)
@@ -96,7 +96,7 @@ class FailingDisk(SimDisk):
 
 
 @pytest.mark.parametrize("fails", ["append", "read", "make_dirs"])
-def test_a_disk_that_fails_only_switches_the_cache_off(fails: str) -> None:
+def test_failing_disk_only_disables_the_cache(fails: str) -> None:
     disk = FailingDisk()
     disk.fails = fails if fails == "make_dirs" else ""
     cache = DiskCache(disk, DIRECTORY, 1 << 20)
@@ -112,7 +112,7 @@ def test_a_disk_that_fails_only_switches_the_cache_off(fails: str) -> None:
         assert not any(file.suffix for file in files(disk))
 
 
-def test_the_cache_gives_way_where_the_disk_fills() -> None:
+def test_cache_shrinks_on_a_full_disk() -> None:
     disk = SimDisk(capacity=200_000)
     cache = DiskCache(disk, DIRECTORY, 150_000)
     for number in range(10):

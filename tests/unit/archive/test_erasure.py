@@ -76,7 +76,7 @@ def test_erased_object_stays_out_while_its_replacement_may_return(by_checkpoint:
     assert undo.minimums == {"t": {0: 0, 1: 0}}
 
 
-def test_all_of_an_object_may_go_and_nothing_takes_its_place() -> None:
+def test_object_can_be_erased_without_replacement() -> None:
     rows = [("t", 0, 10, 14), ("t", 0, 15, 19), ("t", 1, 5, 9)]
     catalog = catalog_of(
         Commit(round=1, names=OLD), Erase(id="e1.1", old=[OLD[1].key], new=[], rows=rows, delete_after_ms=5)
@@ -88,7 +88,7 @@ def test_all_of_an_object_may_go_and_nothing_takes_its_place() -> None:
     assert expiring_keys(catalog) == {}
 
 
-def test_whether_one_comes_back_is_seen_by_those_around_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_may_come_back_unpacks_only_neighbouring_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name_of(at * 100, at * 100 + 100, [(0, at * 10, at * 10 + 9)]) for at in range(20 * NAMES_MAX)]
     gone, kept = names[: 10 * NAMES_MAX], names[10 * NAMES_MAX :]
     made = name_of(kept[0].start, kept[1].end, [(0, kept[0].start // 10, kept[1].end // 10 - 1)], rewrite=1)
@@ -172,7 +172,7 @@ TOPICS = {"orders", "a_orders", "events", "big_events"}
         ("prices", "KEYS\x01who\x02RETRY_TOPIC\x01prices\x02", Verdict.NO),
     ],
 )
-def test_a_message_is_meant_by_its_key_and_by_where_it_came_from(topic: str, properties: str, verdict: Verdict) -> None:
+def test_message_matches_by_key_and_original_topic(topic: str, properties: str, verdict: Verdict) -> None:
     raw = record(0, topic=topic.encode(), properties=properties.encode())
     assert is_meant(decode_record(raw), "orders", "who", TOPICS) is verdict
 

@@ -118,7 +118,7 @@ def odd_records(draw: st.DrawFn) -> list[bytes]:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(odd_records())
-def test_whatever_was_sealed_comes_back(records: list[bytes]) -> None:
+def test_sealed_records_are_rebuilt_exactly(records: list[bytes]) -> None:
     assert_exact(records)
 
 
@@ -142,14 +142,16 @@ COMMON = st.builds(
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(COMMON, min_size=1, max_size=8), odd_records(), st.randoms())
-def test_common_and_odd_records_side_by_side(common: list[dict[str, Any]], odd: list[bytes], random: Any) -> None:
+def test_mixed_common_and_odd_records_are_rebuilt_exactly(
+    common: list[dict[str, Any]], odd: list[bytes], random: Any
+) -> None:
     """Each record has its queue offset, so common records take the vectorized path."""
     kinds: list[dict[str, Any] | bytes] = [*common, *odd]
     random.shuffle(kinds)
     assert_exact([kind if isinstance(kind, bytes) else record(row, **kind) for row, kind in enumerate(kinds)])
 
 
-def test_the_common_shape_is_not_parsed_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_records_take_the_vectorized_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "neve.archive.rows.column_encoder.exact_rows", lambda *_: pytest.fail("a common record went the slow way")
     )
@@ -161,7 +163,7 @@ def test_the_common_shape_is_not_parsed_row_by_row(monkeypatch: pytest.MonkeyPat
     assert_exact([record(row, properties=b"name-%d\x01v\x02x\x01y" % row) for row in range(200)])
 
 
-def test_the_common_shape_needs_no_wire_and_fills_its_columns() -> None:
+def test_common_records_fill_their_columns_without_wire() -> None:
     table = assert_exact([record(0), record(1, born_host=("fe80::1", 9), properties=b"k\x01\x02j\x01v")])
     assert table.column("wire").null_count == 2
     first, second = table.to_pylist()
@@ -197,7 +199,7 @@ def test_unusual_record_versions_are_kept_in_wire() -> None:
     assert all(row["wire"] is not None and not row["damaged"] for row in rows)
 
 
-def test_a_long_topic_is_version_2_without_wire() -> None:
+def test_long_topic_is_version_2_without_wire() -> None:
     topic = "t" * 200
     (row,) = assert_exact([record(0, topic=topic.encode())], topic).to_pylist()
     assert row["wire"] is None and row["damaged"] is False
@@ -230,7 +232,7 @@ def laid_out(count: int, **changes: Any) -> list[bytes]:
     return records
 
 
-def test_a_file_describes_itself_and_has_its_indexes(tmp_path: Path) -> None:
+def test_file_has_its_metadata_and_indexes(tmp_path: Path) -> None:
     records = laid_out(50, body=b"x" * 300_000)
     written = write(tmp_path, records)
     name = written.name
@@ -259,7 +261,7 @@ def test_bloom_filters_exist(tmp_path: Path) -> None:
     assert {name.replace(" ", "") for name in found} == {"msg_id", "keys,list,element"}
 
 
-def test_a_file_that_reads_back_changed_is_not_given_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_fails_verification_is_not_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def describe_and_spoil(path: Path, key: str) -> CommittedObject:
         name = describe_file(path, key)
         raw = bytearray(path.read_bytes())
@@ -298,7 +300,7 @@ def test_row_that_rebuilds_differently_keeps_the_record_in_wire(
     assert bytes(rebuilt.wire) == b"".join(records)
 
 
-def test_strings_of_any_length_are_joined_from_anywhere_in_the_source() -> None:
+def test_strings_of_any_length_are_joined_from_any_place() -> None:
     """An Arrow string view contains up to 12 bytes inline, and only a reference to longer ones."""
     source = bytes(range(256)) * 2
     begins = np.array([500, 0, 300, 7, 100, 499, 256, 3])
@@ -307,13 +309,13 @@ def test_strings_of_any_length_are_joined_from_anywhere_in_the_source() -> None:
     assert joined.to_pylist() == [source[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
 
 
-def test_an_entry_outside_the_files_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_entry_outside_the_files_is_refused_without_leftovers(tmp_path: Path) -> None:
     with pytest.raises(MissingBytes):
         write(tmp_path, laid_out(5), files=[])
     assert not (tmp_path / "o.parquet").exists()
 
 
-def test_groups_close_by_bytes_and_at_a_change_of_queue() -> None:
+def test_row_groups_end_by_bytes_and_at_a_change_of_queue() -> None:
     def plan(*queues: tuple[int, int]) -> list[tuple[int, int]]:
         runs = {q: Run(0, np.zeros(count), np.full(count, size)) for q, (count, size) in enumerate(queues)}
         return list(plan_groups(in_order(runs)))

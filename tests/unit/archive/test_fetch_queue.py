@@ -31,7 +31,7 @@ def work() -> Work:
     return Work()
 
 
-def test_groups_take_turns(work: Work) -> None:
+def test_groups_are_served_in_turn(work: Work) -> None:
     queue = FetchQueue(1, 100)
     for index in range(4):
         queue.put(work.fetch(f"a{index}"), "a")
@@ -54,7 +54,7 @@ def test_single_group_never_occupies_every_thread(work: Work) -> None:
     queue.close()
 
 
-def test_the_byte_budget_holds_and_a_big_fetch_still_gets_its_turn(work: Work) -> None:
+def test_byte_budget_holds_and_a_large_fetch_is_served(work: Work) -> None:
     queue = FetchQueue(4, 10)
     for name, size in (("a", 6), ("b", 50), ("c", 4)):
         queue.put(work.fetch(name, size), name)
@@ -66,7 +66,7 @@ def test_the_byte_budget_holds_and_a_big_fetch_still_gets_its_turn(work: Work) -
     queue.close()
 
 
-def test_read_ahead_waits_behind_readers_and_is_promoted_by_one(work: Work) -> None:
+def test_read_ahead_waits_behind_reads_and_can_be_promoted(work: Work) -> None:
     queue = FetchQueue(2, 100)
     queue.put(work.fetch("running"), "a")
     fetches = {name: work.fetch(name) for name in ("ahead1", "ahead2")}
@@ -85,7 +85,7 @@ def test_read_ahead_waits_behind_readers_and_is_promoted_by_one(work: Work) -> N
     queue.close()
 
 
-def test_a_full_line_refuses_and_what_is_withdrawn_never_runs(work: Work) -> None:
+def test_full_queue_refuses_and_withdrawn_fetches_do_not_run(work: Work) -> None:
     queue = FetchQueue(1, 100)
     queue.put(work.fetch("running"), "a")
     work.begun(1)

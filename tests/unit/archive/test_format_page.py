@@ -36,7 +36,7 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def test_the_columns_are_those_of_the_schema_in_their_order() -> None:
+def test_page_lists_the_schema_columns_in_order() -> None:
     rows = table("column")
     documented = [(name, TYPES[row[1]]) for row in rows for name in names(row[0])]
     assert sorted(documented) == sorted((field.name, field.type) for field in SCHEMA)
@@ -72,7 +72,7 @@ def test_page_names_columns_with_statistics_and_filters() -> None:
     assert names(filters)[: len(FILTERED)] == list(FILTERED)
 
 
-def test_the_file_metadata_is_named_whole() -> None:
+def test_page_names_all_file_metadata() -> None:
     facts = ObjectFacts("c", "b", "t", "2026-01-01", 1, 0, 1)
     written = file_metadata(facts, "0" * 64, [])
     assert {name for row in table("metadata") for name in names(row[0])} == set(written)
@@ -85,7 +85,7 @@ def test_page_lists_every_entry_and_the_common_fields() -> None:
     assert set(Entry.__struct_fields__) == set(names(carried))
 
 
-def test_the_names_in_keys_are_those_that_it_shows() -> None:
+def test_page_examples_of_topic_components_are_correct() -> None:
     def spelt(cell: str) -> str:
         """Expand a notation like "`a` and 3 times `b` and `c`" to "abbbc"."""
         return "".join(part * int(count or 1) for count, part in re.findall(r"(?:(\d+) times )?`([^`]+)`", cell))

@@ -62,7 +62,7 @@ def test_page_has_golden_bytes_of_each_format() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_msgpack_reads_what_the_page_says(name: str) -> None:
+def test_golden_bytes_decode_to_the_values_on_the_page(name: str) -> None:
     said, data = GOLDEN[name]
     found = msgpack.unpackb(data, strict_map_key=False)
     if "body" in found:
@@ -71,7 +71,7 @@ def test_msgpack_reads_what_the_page_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*ENTRIES, *VARIANTS}))
-def test_an_entry_is_read_and_written(name: str) -> None:
+def test_golden_entry_round_trips(name: str) -> None:
     said, data = GOLDEN[name]
     entry = decode_entry(data)
     assert type(entry) is ENTRIES[name.partition("-")[0]]
@@ -97,7 +97,7 @@ def test_shortened_entry_0_raises_entries_deleted() -> None:
         decode_entry(data)
 
 
-def test_checkpoint_and_its_pack_are_read_and_written() -> None:
+def test_golden_checkpoint_and_pack_round_trip() -> None:
     _, data = GOLDEN[CATALOG]
     _, pack = GOLDEN["part"]
     head = decode_checkpoint(data, "b", 255)
@@ -116,14 +116,14 @@ def test_checkpoint_and_its_pack_are_read_and_written() -> None:
     assert head.entry == anchor(GOLDEN["COMMIT"][1])
 
 
-def test_a_state_is_read_and_written() -> None:
+def test_golden_state_round_trips() -> None:
     said, data = GOLDEN[STATE]
     state = decode_state(data, "b")
     assert json.loads(msgspec.json.encode(state)) == said
     assert unseal(STATE, 1, encode_state(state), LIMIT) == unseal(STATE, 1, data, LIMIT)
 
 
-def test_the_stores_format_is_read_and_written() -> None:
+def test_golden_store_format_round_trips() -> None:
     said, data = GOLDEN["format"]
     found = msgspec.msgpack.decode(data, type=StoreFormat)
     assert msgspec.to_builtins(found) == said
@@ -147,7 +147,7 @@ def test_data_object_rebuilds_to_the_sealed_records() -> None:
     assert bodies == [b"", b"plain", bytes(range(256)), zlib.compress(b"packed " * 50), b"odd property"]
 
 
-def test_every_field_is_on_the_page() -> None:
+def test_page_names_every_field() -> None:
     carried = set(Entry.__struct_fields__)
     own = {tag: set(kind.__struct_fields__) - carried for tag, kind in ENTRIES.items()}
     own["INTENT"] |= set(PlannedObject.__struct_fields__)

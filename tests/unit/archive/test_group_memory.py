@@ -20,7 +20,7 @@ def filled(memory: GroupMemory, letter: bytes, size: int = MIB) -> tuple[Piece, 
     return piece, memory.lend(piece)
 
 
-def test_a_piece_is_used_again_when_its_last_slice_has_gone() -> None:
+def test_memory_is_reused_after_its_last_slice_is_released() -> None:
     memory = GroupMemory()
     first, content = filled(memory, b"a")
     part = content[10:20]
@@ -67,7 +67,7 @@ def test_free_memory_is_bounded_and_matched_by_size() -> None:
     assert free == pieces[-4:-1]
 
 
-def test_a_closed_one_keeps_nothing_and_what_is_lent_stays_good() -> None:
+def test_closed_memory_keeps_only_referenced_pieces() -> None:
     memory = GroupMemory()
     lent, content = filled(memory, b"a")
     free, other = filled(memory, b"b")
@@ -77,7 +77,7 @@ def test_a_closed_one_keeps_nothing_and_what_is_lent_stays_good() -> None:
     assert bytes(content[:3]) == b"aaa"
 
 
-def test_a_slice_may_go_in_a_collection_while_a_piece_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slice_can_be_collected_while_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may run at any point, with any lock held."""
     memory = GroupMemory()
     kept = [filled(memory, b"a")]
@@ -95,7 +95,7 @@ def test_a_slice_may_go_in_a_collection_while_a_piece_is_taken(monkeypatch: pyte
     assert not taking.is_alive()
 
 
-def test_a_piece_that_nobody_else_knows_comes_back_after_a_collection_too() -> None:
+def test_memory_referenced_only_by_a_slice_is_reused() -> None:
     """Like a row group in a cache, only a slice references the memory."""
     memory = GroupMemory()
     gc.collect()

@@ -27,7 +27,7 @@ def decode(index: int) -> bytes:
     )
 
 
-def test_fetched_bytes_are_decoded_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_bytes_are_decoded_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = [decode(index) for index in range(len(NAME.row_groups))]
 
     def copied(*_: object) -> bytes:
@@ -37,7 +37,7 @@ def test_fetched_bytes_are_decoded_where_they_lie(monkeypatch: pytest.MonkeyPatc
     assert [decode(index) for index in range(len(NAME.row_groups))] == wire
 
 
-def test_columns_that_no_record_is_rebuilt_from_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_not_needed_for_records_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[pa.Table] = []
     whole = pq.ParquetFile.read_row_group
 

@@ -113,7 +113,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_power_cut_at_any_write_keeps_all_that_an_entry_relied_upon(seed: int) -> None:
+def test_power_cut_at_any_write_keeps_identity_used_by_entries(seed: int) -> None:
     for left in range(40):
         dice, history = random.Random(seed * 1000 + left), History()
         cut = CutDisk(left, seed)
@@ -172,7 +172,7 @@ def test_identity_bytes_written_are_proportional_to_additions() -> None:
     assert 1 <= wholes <= came / size
 
 
-def test_a_newer_one_is_refused_by_name() -> None:
+def test_identity_of_a_newer_format_is_refused() -> None:
     disk = SimDisk()
     disk.make_dirs(STATE)
     disk.write_atomic(WHOLE, msgspec.msgpack.encode(msgspec.structs.replace(Identity("b", "u", 1, 0, {}), version=2)))
@@ -245,7 +245,7 @@ def test_start_without_the_store_knows_offsets_of_unwritten_entries(tmp_path: Pa
     assert (rig.attachment.queue_next["t", 0], rig.attachment.queue_next["u", 3]) == (20, 20)
 
 
-def test_the_mirror_of_a_first_life_outlives_a_power_cut_by_itself() -> None:
+def test_mirror_of_a_first_start_survives_a_power_cut() -> None:
     """Without the store, only the mirror records what was archived, so its directory must be synced."""
     for seed in range(20):
         disk = SimDisk(seed=seed)

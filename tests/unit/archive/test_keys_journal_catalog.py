@@ -69,7 +69,7 @@ def catalog_of(*entries: AnyEntry) -> Catalog:
 
 
 @pytest.mark.parametrize("name", ["plain", "%RETRY%g|x", "a=b/c", "..", "ü", "t\x00", "a b"])
-def test_a_name_survives_escaping_and_stays_one_component(name: str) -> None:
+def test_escaped_name_round_trips_as_one_path_component(name: str) -> None:
     escaped = keys.escape(name)
     assert keys.unescape(escaped) == name
     assert "/" not in escaped and escaped not in {".", ".."}
@@ -79,7 +79,7 @@ def test_retry_topics_escape_as_hive_readers_decode_them() -> None:
     assert keys.escape("%RETRY%g|x") == "%25RETRY%25g%7Cx"
 
 
-def test_a_data_key_parses_back() -> None:
+def test_data_key_round_trips() -> None:
     key = keys.data_key("a/b", "%R%/x", DAY, "broker-a", start=7, end=4096, epoch=3)
     assert keys.parse_data_key(key) == ("a/b", "%R%/x", DAY, "broker-a", 7, 4096, 3, 0)
     assert keys.parse_data_key("topic=x/other.parquet") is None
@@ -114,7 +114,7 @@ def test_rewrite_of_a_range_in_one_epoch_has_its_own_key() -> None:
         assert keys.parse_data_key(made[0].replace("e3", wrong)) is None, wrong
 
 
-def test_a_name_that_fits_has_the_key_it_always_had() -> None:
+def test_short_topic_keeps_its_original_key() -> None:
     assert keys.topic_component("a" * 249) == "topic=" + "a" * 249
     assert keys.topic_component("%" * 83) == "topic=" + "%25" * 83
     assert keys.topic_component("~") == "topic=%7E"
@@ -127,7 +127,7 @@ def test_broker_name_too_long_for_a_component_is_refused() -> None:
     assert "b" * 248 in keys.journal_key("", "b" * 248, 0)
 
 
-def test_entries_survive_the_wire() -> None:
+def test_entries_round_trip() -> None:
     name = committed("k", [(0, 0, 9)])
     entries: list[AnyEntry] = [
         Epoch(epoch=2, owner="o", log_uuid="u"),
@@ -146,7 +146,7 @@ def test_entries_survive_the_wire() -> None:
         assert decode_entry(encode_entry(entry)) == entry
 
 
-def test_a_newer_version_is_refused_and_garbage_named() -> None:
+def test_newer_entry_version_is_refused_and_garbage_reported() -> None:
     with pytest.raises(NewerFormat):
         decode_entry(msgspec.msgpack.encode({"type": "MIRACLE", "version": 2}))
     with pytest.raises(MalformedEntry):
@@ -190,7 +190,7 @@ def test_rewrite_and_round_with_the_same_number_are_independent() -> None:
     assert (catalog.rounds.last_rewrite, catalog.rounds.last_round) == (4, 3)
 
 
-def test_a_rewrite_moves_no_mark_of_the_log() -> None:
+def test_rewrite_does_not_change_log_offsets() -> None:
     name = committed("a", [(0, 0, 9)])
     catalog = catalog_of(intent(1, name), Commit(round=1, names=[name]))
     before = (catalog.rounds.last_round, catalog.rounds.intent_end, catalog.named_offsets("t"), catalog.through("t"))
@@ -221,7 +221,7 @@ def test_find_crosses_groups_objects_and_gaps() -> None:
     assert catalog.through("t") == 200
 
 
-def test_an_open_name_holds_its_topic_back() -> None:
+def test_open_intent_limits_the_archived_end_of_its_topic() -> None:
     first, second = committed("d1", [(0, 0, 9)], start=0, end=50), committed("d2", [(0, 10, 19)], start=50, end=100)
     catalog = catalog_of(intent(1, first, second), Commit(round=1, names=[second]))
     assert catalog.through("t") == 0
@@ -231,7 +231,7 @@ def test_an_open_name_holds_its_topic_back() -> None:
     assert catalog.rounds.intent_end == 100 and catalog.named_offsets("t") == {0: 19}
 
 
-def test_expiry_leaves_the_view_and_a_minimum_never_moves_back() -> None:
+def test_expired_objects_are_hidden_and_minimums_never_decrease() -> None:
     catalog = catalog_of(
         Commit(round=1, names=[committed("a", [(0, 0, 9)])]),
         Commit(round=2, names=[committed("b", [(0, 10, 19)], start=100, end=200)]),

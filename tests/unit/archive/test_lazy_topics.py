@@ -137,7 +137,7 @@ def test_lazy_topics_equal_those_of_all_entries(journal: Journal) -> None:
         same(read_catalog(journal.store, "b"), journal.catalog, order)
 
 
-def test_all_of_it_is_what_all_entries_say(journal: Journal) -> None:
+def test_lazy_catalog_totals_equal_those_of_all_entries(journal: Journal) -> None:
     found, expected = read_catalog(journal.store, "b"), journal.catalog
     assert (found.topics(), found.topics_with_objects()) == (expected.topics(), expected.topics_with_objects())
     assert (found.object_count, found.gap_count) == (expected.object_count, expected.gap_count)
@@ -151,7 +151,7 @@ def test_all_of_it_is_what_all_entries_say(journal: Journal) -> None:
     assert state_of(found) == state_of(expected)
 
 
-def test_a_topic_is_read_alone_once_and_at_once(journal: Journal) -> None:
+def test_lazy_topic_is_loaded_alone_and_once(journal: Journal) -> None:
     found = read_catalog(journal.store, "b")
     read = journal.reads()
     same(found, journal.catalog, ["topic-10"])
@@ -196,7 +196,7 @@ def test_damaged_part_falls_back_to_earlier_checkpoint_then_entries(
     assert (journal_key("", "b", 0) in read) == (not newest_alone), "only where no checkpoint has it"
 
 
-def test_a_store_that_does_not_answer_is_told_and_asked_again(journal: Journal) -> None:
+def test_failed_topic_load_raises_and_is_retried(journal: Journal) -> None:
     found = read_catalog(journal.store, "b")
     journal.store.fail("get_range", StoreUnavailable("down"), times=2)
     for _ in range(2):

@@ -206,7 +206,7 @@ def test_plain_reader_applies_every_entry_like_the_catalog(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("what", ["checkpoint", "pack"])
 @pytest.mark.parametrize("harm", ["gone", "cut", "altered"])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: str, what: str) -> None:
+def test_plain_reader_falls_back_to_an_earlier_checkpoint(tmp_path: Path, harm: str, what: str) -> None:
     store = DirectoryStore(tmp_path)
     store.put("_neve/format.msgpack", msgspec.msgpack.encode({"version": 1, "cluster": "c"}))
     catalog = write_journal(store, "b", HISTORY, 4, 9)

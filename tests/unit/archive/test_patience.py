@@ -59,7 +59,7 @@ def test_patience_ignores_uploads_of_a_dead_worker() -> None:
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(0, 2.0), (1 << 30, 2.0), (1 << 19, 4.0)])
-def test_a_store_may_be_slower_than_a_high_rate(rate: int, seconds: float) -> None:
+def test_timeout_allows_a_store_slower_than_a_high_rate(rate: int, seconds: float) -> None:
     patience = patience_at(rate)
     patience.uploads(2 << 20, Future[Any]())
     assert patience.begin().more() == 300.0 + seconds
@@ -105,14 +105,14 @@ def waited_for(worker: Looked) -> tuple[bool, Patience]:
     return bool(ended), patience
 
 
-def test_a_worker_that_gets_no_processor_does_not_hang() -> None:
+def test_starved_worker_is_not_regarded_as_hanging() -> None:
     """It survives ten times its timeout. Time is counted in checks, so the test is independent of real time."""
     ended, patience = waited_for(Looked(200, wants_more=True, share=0.0))
     assert ended
     assert patience.starved == pytest.approx(199 * LOOK_S), "the first look has none before it"
 
 
-def test_the_processor_that_it_got_counts() -> None:
+def test_processor_time_of_a_starved_worker_counts() -> None:
     worker = Looked(10_000, wants_more=True, share=0.25)
     assert not waited_for(worker)[0]
     assert 4 * 19 <= worker.looks <= 4 * 20 + 2

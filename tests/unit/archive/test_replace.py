@@ -109,7 +109,7 @@ def test_rewrite_changes_no_mark_of_the_log_and_no_minimum() -> None:
     assert after.rounds.intent_end == before.rounds.intent_end and after.rounds.last_round == before.rounds.last_round
 
 
-def test_a_checkpoint_after_it_says_the_same() -> None:
+def test_checkpoint_after_replace_restores_the_same_catalog() -> None:
     catalog = catalog_of(Commit(round=1, names=OLD), REPLACE)
     again = restored(catalog)
     assert again.objects() == catalog.objects() == [NEW]

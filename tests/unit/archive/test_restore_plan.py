@@ -49,7 +49,7 @@ def plan(
     )  # fmt: skip
 
 
-def test_every_queue_goes_on_above_all_that_anything_speaks_of() -> None:
+def test_restored_queues_resume_above_every_known_offset() -> None:
     made = plan()
     highest = {0: 20, 1: 5, 2: 7, 3: 40}  # the state, the objects, the state, a group's offset
     assert made.queues["t"] == {queue: end + QUEUE_MARGIN for queue, end in highest.items()}
@@ -59,13 +59,13 @@ def test_every_queue_goes_on_above_all_that_anything_speaks_of() -> None:
     assert higher.queues["t"][0] == 60 + QUEUE_MARGIN
 
 
-def test_the_log_goes_on_at_a_border_above_all_that_anything_speaks_of() -> None:
+def test_restored_log_resumes_at_a_segment_above_every_known_offset() -> None:
     assert plan().log_start % SEGMENT == 0
     assert plan().log_start >= 1100 + LOG_MARGIN
     assert plan(state=None).log_start >= 250 + LOG_MARGIN
 
 
-def test_a_group_that_has_read_all_that_is_left_is_not_behind() -> None:
+def test_fully_consumed_group_has_no_lag_after_restore() -> None:
     made = plan()
     assert made.offsets == {"t@g": {0: 12 + 8 + QUEUE_MARGIN, 1: 3, 3: 40 + QUEUE_MARGIN}}
 
@@ -76,21 +76,21 @@ def test_restore_counts_lost_messages_by_topic() -> None:
     assert (report["topics"], report["groups"], report["objects"], report["messages"]) == (1, 1, 1, 10)
 
 
-def test_without_a_state_the_archive_alone_gives_topics_and_ends() -> None:
+def test_restore_without_state_uses_topics_and_ends_of_the_archive() -> None:
     made = plan(state=None)
     assert made.topics == [{"topicName": "t", "readQueueNums": 2, "writeQueueNums": 2}]
     assert made.queues == {"t": {0: 15 + QUEUE_MARGIN, 1: 5 + QUEUE_MARGIN}}
     assert (made.groups, made.offsets, made.report["state"]) == ([], {}, None)
 
 
-def test_queues_below_one_that_is_known_existed_too() -> None:
+def test_queues_below_a_known_queue_are_restored() -> None:
     """A fully expired topic is not recreated, but its next offsets are kept."""
     expired = Expire(keys=[], delete_after_ms=1, minimums={"old": {3: 9}})
     made = plan(catalog_of(*ENTRIES, expired), state=None)
     assert made.ended["old"] == {3: 9 + QUEUE_MARGIN, **dict.fromkeys((0, 1, 2), QUEUE_MARGIN)}
 
 
-def test_the_hole_is_a_gap_that_is_recorded_once() -> None:
+def test_restore_records_the_hole_as_one_gap() -> None:
     catalog = catalog_of(*ENTRIES)
     queues = {"t": plan().queues["t"]}
     (gap,) = gaps_of(catalog, queues)
@@ -134,7 +134,7 @@ def test_empty_queue_of_last_state_resumes_above_the_margin() -> None:
     assert plan(catalog_of(ENTRIES[0]), state).queues["t"] == dict.fromkeys(range(4), QUEUE_MARGIN)
 
 
-def test_a_topic_that_came_again_after_its_deletion_is_restored() -> None:
+def test_recreated_topic_is_restored() -> None:
     entries = [
         *ENTRIES[:2],
         Topic(topic="t", deleted=True, minimums={0: 10, 1: 5}),

@@ -28,7 +28,7 @@ def test_segmented_lru_returns_entries_that_do_not_fit() -> None:
     assert (cache.nbytes, cache.pop(3), cache.pop(3), cache.nbytes) == (60, "b", None, 0)
 
 
-def test_bytes_are_counted_right_whatever_happens() -> None:
+def test_segmented_lru_counts_bytes_of_random_operations() -> None:
     dice = random.Random(7)
     cache: SegmentedLru[int, int] = SegmentedLru(1000)
     held: dict[int, int] = {}

@@ -43,7 +43,7 @@ def catalog() -> Catalog:
     return made
 
 
-def test_all_that_may_have_a_row_of_the_time_is_chosen(catalog: Catalog) -> None:
+def test_selection_covers_every_object_that_may_have_the_time(catalog: Catalog) -> None:
     chance = Random(4)
     objects = catalog.objects("t")
     for _ in range(200):
@@ -61,9 +61,7 @@ def test_all_that_may_have_a_row_of_the_time_is_chosen(catalog: Catalog) -> None
         assert [(one.name.key, one.groups) for one in choose({"b": catalog}, "t", wanted)] == expected
 
 
-def test_an_hour_of_many_leaves_the_names_of_the_others_packed(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_selection_of_an_hour_unpacks_only_its_blocks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked: list[Block] = []
     unpack = Block._unpack
 

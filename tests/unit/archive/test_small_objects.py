@@ -215,7 +215,7 @@ def test_worker_with_low_priority_is_replaced_when_priority_returns(tmp_path: Pa
         assert worker.starts == 2
 
 
-def test_a_worker_does_not_load_pandas_which_it_has_no_use_for(tmp_path: Path) -> None:
+def test_worker_does_not_load_pandas(tmp_path: Path) -> None:
     assert importlib.util.find_spec("pandas") is not None, "else this shows nothing"
     log = make_log(tmp_path / "log", ("a", "b"))
     with closing(WorkerClient(work_dir=tmp_path)) as worker:
@@ -255,7 +255,7 @@ def test_worker_processes_requests_in_parallel_on_more_cores(tmp_path: Path) -> 
     assert [type(outcome) for outcome in outcomes] == [frames.Committed] * 2
 
 
-def test_a_worker_asks_for_no_more_than_its_broker_has() -> None:
+def test_worker_never_raises_its_priority_above_the_brokers() -> None:
     script = (
         "import os\nfrom infra.process.processor import take_priority\n"
         "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"

@@ -60,7 +60,7 @@ def write(directory: Path, records: list[bytes]) -> tuple[Any, bytes]:
 
 
 @pytest.mark.parametrize(("count", "beside"), [(1, 3300), (4, 2800)])
-def test_few_rows_cost_little_beside_them(tmp_path: Path, count: int, beside: int) -> None:
+def test_object_of_few_rows_has_little_overhead(tmp_path: Path, count: int, beside: int) -> None:
     name, wire = write(tmp_path, sealed(count))
     assert name.size - len(wire) <= beside
     assert name.footer <= 2400
@@ -77,7 +77,7 @@ def test_object_of_few_rows_compresses_only_long_columns(
     assert found == (compressed or {chunk.path_in_schema for chunk in chunks})
 
 
-def test_a_tiny_object_is_rebuilt_and_described_from_itself_alone(tmp_path: Path) -> None:
+def test_tiny_object_is_self_contained(tmp_path: Path) -> None:
     name, wire = write(tmp_path, sealed(3))
     data = (tmp_path / "o.parquet").read_bytes()
     metadata = parse_footer(data[-name.footer :])

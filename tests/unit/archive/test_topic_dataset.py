@@ -88,7 +88,7 @@ def test_every_engine_reads_each_row_once_with_its_original_body(
     assert [row[3] for row in found] == [b'{"n": %d, "q": %d}' % (offset, queue) for _, queue, offset in LEFT]
 
 
-def test_a_row_says_its_topic_whatever_the_path_can_say(url: str) -> None:
+def test_rows_have_the_full_topic_name_despite_a_shortened_path(url: str) -> None:
     table = neve.archive.dataset(url, LONG).to_table()
     assert set(table["topic"].to_pylist()) == {LONG}
     assert table["queue_offset"].to_pylist() == [0, 1, 2, 3, 4]
@@ -113,7 +113,7 @@ def offsets(rows: Any) -> list[tuple[str, int]]:
     return sorted(zip(table["broker"].to_pylist(), table["queue_offset"].to_pylist(), strict=True))
 
 
-def test_only_the_rows_that_are_asked_for(url: str) -> None:
+def test_dataset_returns_only_selected_rows(url: str) -> None:
     def of(**asked: Any) -> list[tuple[str, int]]:
         return offsets(neve.archive.dataset(url, TOPIC, **asked))
 
@@ -129,7 +129,7 @@ def test_only_the_rows_that_are_asked_for(url: str) -> None:
     assert of(keys=["no"]) == []
 
 
-def test_files_without_a_row_that_is_asked_for_are_not_opened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_a_selected_row_are_not_opened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     make = pa.dataset.ParquetFileFormat.make_fragment
 
@@ -157,7 +157,7 @@ def test_filter_by_body_applies_to_decompressed_bodies(url: str) -> None:
     assert [text for (text,) in told] == [f'{{"n": {n}, "q": 1}}' for n in range(1, 10, 2)]
 
 
-def test_bodies_that_nobody_asks_for_are_neither_read_nor_inflated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unselected_bodies_are_neither_read_nor_inflated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bytes:
         raise AssertionError("inflated")
 
@@ -172,7 +172,7 @@ def test_bodies_that_nobody_asks_for_are_neither_read_nor_inflated(url: str, mon
     assert "body_error" not in stored[0]
 
 
-def test_a_dataset_does_what_datasets_do(url: str) -> None:
+def test_dataset_supports_the_pyarrow_interface(url: str) -> None:
     rows = neve.archive.dataset(url, TOPIC)
     assert rows.head(3, columns=["body"]).num_rows == 3
     assert rows.take(pa.array([0, 24]), columns=["body"]).num_rows == 2
@@ -236,7 +236,7 @@ def test_inflate_decodes_each_codec_and_reports_damage(
     assert sorted(bad["queue_offset"].to_pylist()) == [5, 6, 7, 15, 16, 17]
 
 
-def test_a_body_that_does_not_inflate_stops_where_that_is_asked_for(packed: str) -> None:
+def test_damaged_body_raises_if_requested(packed: str) -> None:
     rows = neve.archive.dataset(packed, "t", on_error="stop")
     with pytest.raises(BadBody, match="a, queue 0, offset 5: the body does not match"):
         rows.to_table(columns=["body"])
@@ -245,7 +245,7 @@ def test_a_body_that_does_not_inflate_stops_where_that_is_asked_for(packed: str)
         neve.archive.dataset(packed, "t", on_error="stop", max_body=10).to_table()
 
 
-def test_a_packing_without_its_library_is_no_bad_body(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_codec_library_is_not_reported_as_a_damaged_body(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> bytes:
         raise ModuleNotFoundError(name="zstandard")
 

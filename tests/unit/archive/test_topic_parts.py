@@ -123,7 +123,7 @@ def test_catalog_after_random_checkpoints_equals_all_entries(seed: int) -> None:
     assert len(store.written) > 20
 
 
-def test_a_checkpoint_costs_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_writes_only_changed_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog, store = Catalog(), Store()
     for number in range(100):
         apply(catalog, Commit(round=number, names=names(f"topic-{number:03}", 0, 70)))
@@ -163,7 +163,7 @@ def test_checkpoint_of_a_long_topic_writes_only_its_end() -> None:
     assert state_of(store.restored()) == state_of(catalog)
 
 
-def test_packs_that_hold_little_go_and_there_are_never_many() -> None:
+def test_sparse_packs_are_rewritten_and_their_number_is_bounded() -> None:
     catalog, store = Catalog(), Store()
     for number in range(150):
         apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 3)))
@@ -219,7 +219,7 @@ def test_checkpoint_without_its_predecessor_writes_all_parts() -> None:
     assert state_of(store.restored()) == state_of(catalog)
 
 
-def test_packs_are_closed_at_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_have_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neve.archive.catalog.topic_parts.PACK_BYTES", 2000)
     catalog, store = Catalog(), Store()
     for number in range(30):

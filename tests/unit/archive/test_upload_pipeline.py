@@ -105,7 +105,7 @@ def all_done(pipeline: Pipeline) -> dict[str, str]:
     return found
 
 
-def test_a_group_is_one_request_and_several_are_under_way() -> None:
+def test_objects_are_grouped_in_concurrent_requests() -> None:
     worker = Worker()
     pipeline = worker.pipeline()
     begin(pipeline, "abc", "d", "ef")
@@ -114,7 +114,7 @@ def test_a_group_is_one_request_and_several_are_under_way() -> None:
     assert all_done(pipeline) == dict.fromkeys("abcdef", "CommittedObject")
 
 
-def test_only_the_object_that_kills_a_worker_fails() -> None:
+def test_only_the_object_that_crashes_a_worker_fails() -> None:
     worker = Worker(poison="e")
     pipeline = worker.pipeline()
     begin(pipeline, "abc", "def")
@@ -123,7 +123,7 @@ def test_only_the_object_that_kills_a_worker_fails() -> None:
     assert worker.asked == ["abc", "def", *"abcdeef"], "the second time first of all, of a new worker"
 
 
-def test_a_worker_that_dies_of_whatever_comes_second_fails_none() -> None:
+def test_worker_that_dies_of_every_second_object_fails_none() -> None:
     class Forgetful(Worker):
         """A worker that dies after each object, like one out of memory."""
 
@@ -166,7 +166,7 @@ def test_hanging_worker_fails_its_requests_and_is_killed_once() -> None:
     assert worker.hung == 1
 
 
-def test_worker_to_be_replaced_gets_no_requests_until_it_is_idle() -> None:
+def test_worker_to_be_replaced_gets_no_requests_until_idle() -> None:
     worker = Worker()
     pipeline = worker.pipeline()
     begin(pipeline, "ab", "c")
@@ -207,7 +207,7 @@ def test_cancelled_fetch_is_never_requested() -> None:
     assert worker.asked == ["ab", "c"]
 
 
-def test_without_a_process_each_name_says_so() -> None:
+def test_missing_worker_process_fails_each_object() -> None:
     def none_to_be_had(request: frames.EncodeUpload, descriptor: int) -> Future[Any]:
         raise BlockingIOError("no more processes")
 

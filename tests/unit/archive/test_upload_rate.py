@@ -25,13 +25,13 @@ class Timed:
         return self.clock.monotonic()
 
 
-def test_without_a_limit_nothing_waits() -> None:
+def test_upload_without_limit_does_not_wait() -> None:
     timed = Timed()
     assert [timed.rate.take(1 << 30) for _ in range(100)] == [0.0] * 100
     assert timed.waits == []
 
 
-def test_the_mean_is_the_rate_but_for_a_second_in_advance() -> None:
+def test_mean_rate_is_the_limit_plus_one_second_in_advance() -> None:
     timed = Timed()
     timed.rate.set(1000)
     waited = sum(timed.rate.take(250) for _ in range(100))
@@ -40,7 +40,7 @@ def test_the_mean_is_the_rate_but_for_a_second_in_advance() -> None:
     assert math.isclose(waited, timed.seconds())
 
 
-def test_a_large_take_goes_at_once_and_the_next_pays_for_it() -> None:
+def test_large_upload_starts_at_once_and_the_next_one_waits() -> None:
     timed = Timed()
     timed.rate.set(1000)
     timed.rate.take(60_000)
@@ -49,7 +49,7 @@ def test_a_large_take_goes_at_once_and_the_next_pays_for_it() -> None:
     assert timed.seconds() == 59
 
 
-def test_idle_time_is_not_saved_up() -> None:
+def test_idle_time_gives_no_credit() -> None:
     timed = Timed()
     timed.rate.set(1000)
     timed.clock.advance(3_600_000)
@@ -58,7 +58,7 @@ def test_idle_time_is_not_saved_up() -> None:
     assert timed.seconds() == 3600 + 9
 
 
-def test_a_new_rate_holds_for_what_is_owed() -> None:
+def test_new_rate_applies_to_the_current_debt() -> None:
     timed = Timed()
     timed.rate.set(1000)
     timed.rate.take(60_000)
@@ -71,7 +71,7 @@ def test_a_new_rate_holds_for_what_is_owed() -> None:
     assert timed.seconds() < 5.1
 
 
-def test_lifting_the_limit_wakes_who_waits() -> None:
+def test_removed_limit_wakes_waiting_uploads() -> None:
     rate = UploadRate(ManualClock())  # the clock does not advance, so only the change can end the wait
     rate.set(1)
     rate.take(1000)

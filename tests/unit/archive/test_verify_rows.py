@@ -85,12 +85,12 @@ def faults(data: bytes, name: CommittedObject = NAME) -> list[Fault]:
     return list(object_faults(name, OneObject(data), row_faults))
 
 
-def test_a_sound_object_has_no_fault() -> None:
+def test_sound_object_has_no_fault() -> None:
     assert faults(DATA) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_flipped_bit_is_found_wherever_it_is(seed: int) -> None:
+def test_verify_finds_any_flipped_bit(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(25):
         at = chance.randrange(len(DATA))
@@ -99,7 +99,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(seed: int) -> None:
         assert faults(bytes(damaged)), f"byte {at}"
 
 
-def test_a_flipped_bit_in_a_row_group_names_its_offsets_and_no_others() -> None:
+def test_verify_reports_only_the_offsets_of_a_damaged_row_group() -> None:
     metadata = parse_footer(DATA[-NAME.footer :])
     chunk = metadata.row_group(1).column(metadata.schema.names.index("body"))
     damaged = bytearray(DATA)
@@ -140,7 +140,7 @@ def test_verify_finds_a_valid_but_foreign_object() -> None:
     assert any("SHA-256 of its records" in text for text in texts)
 
 
-def test_missing_cut_short_and_shrinking_objects_are_found() -> None:
+def test_verify_finds_missing_truncated_and_shrinking_objects() -> None:
     class Nothing(OneObject):
         def head(self, key: str) -> Head:
             raise FileNotFoundError(key)
@@ -164,7 +164,7 @@ def test_verify_reports_each_row_archived_damaged() -> None:
     ]
 
 
-def test_rows_outside_the_times_of_their_row_group_are_told() -> None:
+def test_verify_reports_rows_outside_the_times_of_their_row_group() -> None:
     """Such a row group would expire or be skipped together with a newer row."""
     group = msgspec.structs.replace(NAME.row_groups[0], newest_ms=1_700_000_000_000 + 17)
     name = msgspec.structs.replace(NAME, row_groups=[group, NAME.row_groups[1]])

@@ -137,7 +137,7 @@ def test_cold_bytes_equal_sealed_bytes_over_objects_gaps_and_tags(
     reader.close()
 
 
-def test_a_place_in_the_log_costs_one_row_group(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_query_by_place_fetches_one_row_group(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 1 << 20, 0, dict.fromkeys(range(4), 1000))
     catalog, name = Catalog(), upload(worker, url, made)
     commit(catalog, made, name)
@@ -151,9 +151,7 @@ def test_a_place_in_the_log_costs_one_row_group(tmp_path: Path, url: str, worker
     reader.close()
 
 
-def test_an_upload_is_adopted_when_it_is_ours_and_a_conflict_when_not(
-    tmp_path: Path, url: str, worker: WorkerClient
-) -> None:
+def test_repeated_upload_is_adopted_and_other_content_conflicts(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     once = upload(worker, url, made)
     assert worker.written == (20, 3, 0), "every seventh has a time beyond its column"
@@ -163,7 +161,7 @@ def test_an_upload_is_adopted_when_it_is_ours_and_a_conflict_when_not(
         upload(worker, url, Round(made.name, other.entries, other.files, {}))
 
 
-def test_a_dead_worker_is_replaced_and_an_idle_one_ends(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_dead_worker_is_replaced_and_idle_worker_ends(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     name = upload(worker, url, made)
     assert worker.pid is not None
@@ -229,7 +227,7 @@ class HangingWorker(WorkerClient):
         return hangs if not self.starts else super()._command(descriptor)
 
 
-def test_a_worker_that_hangs_in_its_store_is_ended_and_replaced(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_hanging_worker_is_killed_and_replaced(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     hanging = HangingWorker(work_dir=tmp_path, answer_seconds=0.2)
     with pytest.raises(StoreUnavailable, match="has not answered"):
@@ -240,7 +238,7 @@ def test_a_worker_that_hangs_in_its_store_is_ended_and_replaced(tmp_path: Path, 
     hanging.close()
 
 
-def test_a_read_that_hangs_is_given_up(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_hanging_read_times_out(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     name = upload(worker, url, made)
     hanging = HangingWorker(work_dir=tmp_path, answer_seconds=0.2)
@@ -280,7 +278,7 @@ def test_starved_worker_is_replaced_with_the_requested_priority(tmp_path: Path, 
     starved.close()
 
 
-def test_a_broker_with_thousands_of_open_files_has_its_workers(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_worker_runs_beside_thousands_of_open_files(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     """Each queue is an open file, and select() accepts no descriptor above 1023."""
     made = make_round(tmp_path, 0, 0, {0: 30})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -344,7 +342,7 @@ def test_row_group_falls_back_to_plain_memory_without_descriptors(
     assert bytes(copied.wire) == bytes(mapped.wire)
 
 
-def test_a_row_group_that_can_not_be_copied_leaves_no_descriptor_open(
+def test_failed_row_group_copy_closes_its_descriptor(
     tmp_path: Path, url: str, worker: WorkerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_round(tmp_path, 0, 0, {0: 60})
@@ -363,7 +361,7 @@ def test_a_row_group_that_can_not_be_copied_leaves_no_descriptor_open(
         os.fstat(descriptor)
 
 
-def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_upload_waits_for_its_rate_until_the_limit_is_removed(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     first, second = make_round(tmp_path, 0, 0, {0: 20}), make_round(tmp_path, 1 << 20, 20, {0: 20})
     worker.set_upload_rate(1)  # one byte per second: the upload would take hours
     name = upload(worker, url, first)
@@ -379,7 +377,7 @@ def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: 
     assert worker.upload_waited > 0
 
 
-def test_an_error_nobody_foresaw_is_told_and_not_waited_for(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_unexpected_worker_error_is_reported_at_once(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     name = upload(worker, url, make_round(tmp_path, 0, 0, {0: 20}))
     beyond = msgspec.structs.replace(name.row_groups[0], offset=2**63)  # raises an OverflowError, which no code expects
     with pytest.raises(WorkerFailed, match="WorkerDied"):
@@ -387,7 +385,7 @@ def test_an_error_nobody_foresaw_is_told_and_not_waited_for(tmp_path: Path, url:
     assert len(worker.read_group(url, name, 0).wire) == name.wire_bytes
 
 
-def test_a_flipped_bit_and_a_missing_object_are_never_skipped(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_damaged_and_missing_objects_are_never_skipped(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 60})
     name = upload(worker, url, made)
     path = tmp_path / "store" / name.key
@@ -497,7 +495,7 @@ def test_batch_of_objects_is_forgotten_by_one_request(
 
 
 @pytest.mark.parametrize("damage", ["deleted", "truncated", "empty", "flipped"])
-def test_a_damaged_object_moves_no_reader_and_once_mended_it_is_read(
+def test_damaged_object_stops_readers_until_it_is_repaired(
     tmp_path: Path, url: str, worker: WorkerClient, damage: str
 ) -> None:
     made = make_round(tmp_path, 0, 0, {0: 60})
@@ -524,7 +522,7 @@ def test_a_damaged_object_moves_no_reader_and_once_mended_it_is_read(
     reader.close()
 
 
-def test_a_program_reads_with_no_broker(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_program_reads_the_archive_without_a_broker(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 30, 1: 4})
     name = upload(worker, url, made)
     store = open_store(url)
@@ -538,7 +536,7 @@ def test_a_program_reads_with_no_broker(tmp_path: Path, url: str, worker: Worker
         store.get("nothing")
 
 
-def test_a_row_group_costs_one_get_after_the_footer(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+def test_row_group_read_costs_one_get_after_the_footer(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 30, 1: 20}, body=300_000)
     name = upload(worker, url, made)
     assert len(name.row_groups) > 3
@@ -565,7 +563,7 @@ def test_a_row_group_costs_one_get_after_the_footer(tmp_path: Path, url: str, wo
     assert asked == [(name.size - name.footer, name.footer), *((group.offset, group.length) for group in groups)]
 
 
-def test_a_descriptor_that_comes_with_an_answer_does_not_stay_open() -> None:
+def test_unexpected_descriptor_of_a_reply_is_closed() -> None:
     """No descriptor is expected there; a worker of another neve version might send one."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()

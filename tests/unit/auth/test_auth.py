@@ -37,7 +37,7 @@ def allowed(rules: list[PolicyEntry], kind: str, name: str, *actions: str, sourc
     return PermissionCheck([Policy("Custom", tuple(rules))], kind, frozenset(actions), source)(name)
 
 
-def test_nothing_is_allowed_that_no_rule_allows() -> None:
+def test_access_is_denied_without_a_matching_rule() -> None:
     rules = [entry("Topic:orders", "Pub")]
     assert allowed(rules, "Topic", "orders", "Pub")
     assert not allowed(rules, "Topic", "orders", "Sub")
@@ -46,7 +46,7 @@ def test_nothing_is_allowed_that_no_rule_allows() -> None:
     assert not allowed([], "Topic", "orders", "Pub")
 
 
-def test_the_most_specific_pattern_decides_and_a_denial_wins_a_tie() -> None:
+def test_most_specific_pattern_decides_and_denial_wins_a_tie() -> None:
     rules = [entry("Topic:*", "All"), entry("Topic:pay*", "All", decision="Deny"), entry("Topic:pay-in", "Pub")]
     assert allowed(rules, "Topic", "orders", "Pub")
     assert not allowed(rules, "Topic", "pay-out", "Pub")
@@ -57,7 +57,7 @@ def test_the_most_specific_pattern_decides_and_a_denial_wins_a_tie() -> None:
     assert not allowed(tie[::-1], "Topic", "a", "Pub")
 
 
-def test_a_rule_may_ask_for_the_callers_network() -> None:
+def test_rule_can_require_a_source_network() -> None:
     rules = [entry("*", "All", ips=("10.0.0.0/8", "::1"))]
     assert allowed(rules, "Topic", "a", "Pub")
     assert allowed(rules, "Topic", "a", "Pub", source="::1")
@@ -65,7 +65,7 @@ def test_a_rule_may_ask_for_the_callers_network() -> None:
     assert not allowed(rules, "Topic", "a", "Pub", source="")
 
 
-def test_default_rules_decide_where_custom_ones_say_nothing() -> None:
+def test_default_rules_apply_without_a_matching_custom_rule() -> None:
     policies = [
         Policy("Default", (entry("Topic:*", "Pub"),)),
         Policy("Custom", (entry("Topic:a", "Pub", decision="Deny"),)),
@@ -75,7 +75,7 @@ def test_default_rules_decide_where_custom_ones_say_nothing() -> None:
     assert decide("b")
 
 
-def test_a_decision_of_many_rules_is_that_of_the_most_specific_that_fits() -> None:
+def test_most_specific_of_many_matching_rules_decides() -> None:
     chosen = random.Random(1)
 
     def fits(rule: PolicyEntry, kind: str, name: str, action: str, source: str) -> bool:
@@ -125,7 +125,7 @@ def test_a_decision_of_many_rules_is_that_of_the_most_specific_that_fits() -> No
     assert min(told.values()) > 1_000
 
 
-async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_believed_longer_than_its_policies(
+async def test_heartbeat_decision_is_cached_until_policies_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change of the owners of its retry topics invalidates it as well."""
@@ -193,12 +193,12 @@ async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_be
         entry("Topic:a", "Pub", ips=("x",)),
     ],
 )
-def test_rules_that_mean_nothing_are_refused(wrong: PolicyEntry) -> None:
+def test_invalid_rules_are_refused(wrong: PolicyEntry) -> None:
     with pytest.raises(AuthError):
         check_policy(Policy("Custom", (wrong,)))
 
 
-def test_every_code_that_clients_send_is_mapped() -> None:
+def test_every_client_request_code_has_permissions() -> None:
     to_clients = {
         Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.RESET_CONSUMER_CLIENT_OFFSET,
         Code.GET_CONSUMER_STATUS_FROM_CLIENT, Code.PUSH_REPLY_MESSAGE_TO_CLIENT, Code.NOTIFY_MIN_BROKER_ID_CHANGE,
@@ -207,20 +207,20 @@ def test_every_code_that_clients_send_is_mapped() -> None:
     assert unmapped == {Code.POP_ROLLBACK, Code.GET_TIMER_CHECK_POINT}  # served by no broker of neve
 
 
-def test_a_retry_topic_is_its_groups() -> None:
+def test_retry_topic_needs_permission_of_its_group() -> None:
     pull = RemotingCommand(11, ext={"topic": "%RETRY%g", "consumerGroup": "g"})
     asked = [need for need in NEEDS[Code.PULL_MESSAGE](pull, "c") if isinstance(need, Need)]
     needs = [one for need in asked for one in of_owners(need, lambda _: ())]
     assert {(need.kind, need.name, need.actions) for need in needs} == {("Group", "g", frozenset({"Sub"}))}
 
 
-def test_a_retry_topic_of_two_meanings_is_for_who_may_use_both() -> None:
+def test_ambiguous_retry_topic_needs_permission_of_all_owners() -> None:
     owners = (("a_b", None), ("a", "b"))
     needs = of_owners(topic_need("%RETRY%a_b", frozenset({"Sub"})), lambda _: owners)
     assert [(need.kind, need.name) for need in needs] == [("Group", "a_b"), ("Group", "a"), ("Topic", "b")]
 
 
-def test_a_start_that_would_leave_the_broker_open_or_locked_is_refused(tmp_path: Path) -> None:
+def test_insecure_or_unusable_auth_settings_are_refused_at_start(tmp_path: Path) -> None:
     for settings in (
         ["authorizationEnabled=true"],
         ["authenticationEnabled=true"],
@@ -231,7 +231,7 @@ def test_a_start_that_would_leave_the_broker_open_or_locked_is_refused(tmp_path:
         assert "root-secret" not in str(refused.value)
 
 
-def test_secrets_are_not_in_the_configuration_that_is_shown() -> None:
+def test_shown_configuration_has_no_secrets() -> None:
     config = load(BrokerConfig, None, [f"initAuthenticationUser={ROOT}", "tls.server.mode=enforcing"])
     assert "root-secret" not in to_properties(config)
     assert "tlsServerMode=enforcing" in to_properties(config)
@@ -277,7 +277,7 @@ async def make_alice(connection: Connection) -> None:
     assert (await ask(connection, 3006, {"subject": "User:alice"}, acl)).code == 0
 
 
-async def test_what_is_not_signed_or_not_allowed_is_answered_16(tmp_path: Path) -> None:
+async def test_unsigned_and_forbidden_requests_get_code_16(tmp_path: Path) -> None:
     async with Server(tmp_path) as connection:
         await make_alice(connection)
         unsigned = await connection.invoke(RemotingCommand(Code.SEND_MESSAGE, ext={"topic": "orders"}), 5)
@@ -292,7 +292,7 @@ async def test_what_is_not_signed_or_not_allowed_is_answered_16(tmp_path: Path) 
         assert (await ask(connection, 9999, {})).code == 0
 
 
-async def test_no_signature_an_unknown_user_a_disabled_one_and_a_wrong_secret_are_told_apart(tmp_path: Path) -> None:
+async def test_authentication_failures_have_distinct_remarks(tmp_path: Path) -> None:
     """The remarks equal those of RocketMQ (DefaultAuthenticationHandler)."""
 
     async with Server(tmp_path) as connection:
@@ -313,7 +313,7 @@ async def test_no_signature_an_unknown_user_a_disabled_one_and_a_wrong_secret_ar
             assert (answer.code, answer.remark) == (16, remark)
 
 
-def test_users_and_policies_outlive_the_server_and_secrets_stay_inside(tmp_path: Path) -> None:
+def test_users_and_policies_persist_and_secrets_are_not_returned(tmp_path: Path) -> None:
     async def main() -> None:
         async with Server(tmp_path) as connection:
             await make_alice(connection)
@@ -336,7 +336,7 @@ def test_users_and_policies_outlive_the_server_and_secrets_stay_inside(tmp_path:
     assert (tmp_path / "auth").stat().st_mode & 0o077 == 0
 
 
-async def test_only_a_super_user_may_touch_users(tmp_path: Path) -> None:
+async def test_only_super_users_manage_users(tmp_path: Path) -> None:
     async with Server(tmp_path) as connection:
         await make_alice(connection)
         everything = [{"resource": "*", "actions": ["All"], "decision": "Allow"}]

@@ -36,7 +36,7 @@ async def all_books(broker: BrokerController) -> int:
     return broker.schedule.deliver_due() + broker.timers.deliver_due() + await broker.revive.run_due()
 
 
-async def test_what_is_due_waits_while_the_broker_is_a_slave_and_comes_when_it_is_master(
+async def test_due_messages_are_delivered_by_a_master_and_never_by_a_slave(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
@@ -64,7 +64,7 @@ async def test_what_is_due_waits_while_the_broker_is_a_slave_and_comes_when_it_i
         assert bodies(broker, CHECK_MAX_TOPIC) == [b"half"]
 
 
-async def test_a_mark_that_a_crash_kept_from_the_log_is_not_the_slaves_to_write(tmp_path: Path) -> None:
+async def test_slave_does_not_write_a_transaction_mark_that_a_crash_lost(tmp_path: Path) -> None:
     """Its master has written the mark behind the end of the slave's log, or the next master will."""
 
     async with running(tmp_path / "broker") as (broker, connection):
@@ -83,7 +83,7 @@ async def test_a_mark_that_a_crash_kept_from_the_log_is_not_the_slaves_to_write(
         assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 0
 
 
-async def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_out_again(tmp_path: Path) -> None:
+async def test_pops_whose_records_are_truncated_are_delivered_again(tmp_path: Path) -> None:
     """The next master does not know of them and may have other messages there, which would be skipped otherwise."""
 
     async with running(tmp_path / "broker") as (broker, connection):
@@ -113,7 +113,7 @@ async def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_
         assert pops.queues["g", "popped", 0].next_offset == 6, "it is whole again"
 
 
-async def test_who_leads_by_a_part_of_its_book_gives_out_again_what_is_not_acknowledged(tmp_path: Path) -> None:
+async def test_master_with_partial_pop_records_redelivers_unacked_messages(tmp_path: Path) -> None:
     """No record behind the truncation names the messages popped before."""
 
     async with running(tmp_path / "broker") as (broker, connection):

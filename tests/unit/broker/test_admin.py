@@ -58,7 +58,7 @@ async def heartbeat(connection: Connection, sub_string: str = "*", kind: str = "
     assert answer.code == 0, answer.remark
 
 
-def test_sql_pulls_choose_by_properties_and_wait_for_what_they_want(tmp_path: Path) -> None:
+def test_sql_pull_filters_by_properties_and_waits_for_a_match(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for n in range(6):
             await send(connection, "T", properties=f"n\x01{n}\x02")
@@ -83,7 +83,7 @@ def test_sql_pulls_choose_by_properties_and_wait_for_what_they_want(tmp_path: Pa
     with_broker(tmp_path, work, "enablePropertyFilter=true")
 
 
-def test_sql_is_refused_where_it_is_not_enabled(tmp_path: Path) -> None:
+def test_sql_pull_is_refused_if_property_filters_are_disabled(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         await send(connection, "T")
         answer = await pull(connection, 0, expression="n = 1", kind="SQL92")
@@ -92,7 +92,7 @@ def test_sql_is_refused_where_it_is_not_enabled(tmp_path: Path) -> None:
     with_broker(tmp_path, work, "enablePropertyFilter=false")
 
 
-def test_a_reset_is_heard_by_the_next_pull_and_stale_commits_are_ignored(tmp_path: Path) -> None:
+def test_reset_applies_to_the_next_pull_and_stale_commits_are_ignored(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for _ in range(4):
             await send(connection, "T")
@@ -132,7 +132,7 @@ def test_a_reset_is_heard_by_the_next_pull_and_stale_commits_are_ignored(tmp_pat
     with_broker(tmp_path, work)
 
 
-def test_groups_are_cloned_compared_and_forbidden(tmp_path: Path) -> None:
+def test_group_offsets_are_cloned_and_compared_and_groups_forbidden(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for _ in range(4):
             await send(connection, "T")
@@ -156,7 +156,7 @@ def test_groups_are_cloned_compared_and_forbidden(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_questions_for_a_consumer_are_relayed(tmp_path: Path) -> None:
+def test_requests_for_a_consumer_are_relayed(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         asked: list[RemotingCommand] = []
 
@@ -187,7 +187,7 @@ def test_questions_for_a_consumer_are_relayed(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_queues_statistics_and_producers_are_shown(tmp_path: Path) -> None:
+def test_queues_statistics_and_producers_can_be_queried(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         await heartbeat(connection)
         for _ in range(3):
@@ -229,7 +229,7 @@ def test_queues_statistics_and_producers_are_shown(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_statistics_have_windows_and_forget_what_is_idle() -> None:
+def test_statistics_have_windows_and_drop_idle_items() -> None:
     clock = ManualClock()
     stats = BrokerStats(clock)
     stats.put("T", 100)
@@ -250,7 +250,7 @@ def test_statistics_have_windows_and_forget_what_is_idle() -> None:
     assert stats.view("BROKER_PUT_NUMS", "any") is not None
 
 
-def test_a_window_tells_what_came_within_it_however_long_nothing_came() -> None:
+def test_statistics_window_counts_only_its_own_time_after_idle_hours() -> None:
     clock = ManualClock()
     stats = BrokerStats(clock)
     for number in range(1, 4):
@@ -271,7 +271,7 @@ def test_a_window_tells_what_came_within_it_however_long_nothing_came() -> None:
     assert stats.of("T").messages_in == 5
 
 
-def test_a_sample_looks_at_as_few_items_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_visits_a_bounded_number_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     stats = BrokerStats(clock)
     for topic in range(100):
@@ -312,7 +312,7 @@ def test_popped_messages_count_as_read(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_a_lock_of_a_queue_without_a_name_is_refused_and_nothing_is_logged_as_a_fault(
+def test_malformed_queue_in_a_lock_request_is_refused_without_a_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
@@ -326,7 +326,7 @@ def test_a_lock_of_a_queue_without_a_name_is_refused_and_nothing_is_logged_as_a_
     assert "Traceback" not in caplog.text
 
 
-def test_a_limit_raised_on_the_running_broker_lets_larger_messages_in(tmp_path: Path) -> None:
+def test_raised_message_limit_applies_to_the_running_broker(tmp_path: Path) -> None:
     large = bytes(200 << 10)
 
     async def work(broker: BrokerController, connection: Connection) -> None:
@@ -340,7 +340,7 @@ def test_a_limit_raised_on_the_running_broker_lets_larger_messages_in(tmp_path: 
     with_broker(tmp_path, work, "maxMessageSize=1k")
 
 
-def test_what_waits_comes_though_it_is_above_a_limit_set_since(tmp_path: Path) -> None:
+def test_delayed_message_above_a_lowered_limit_is_delivered(tmp_path: Path) -> None:
     large = bytes(200 << 10)
 
     async def sends(broker: BrokerController, connection: Connection) -> None:
@@ -354,7 +354,7 @@ def test_what_waits_comes_though_it_is_above_a_limit_set_since(tmp_path: Path) -
     with_broker(tmp_path, receives, "messageDelayLevel=1s", "maxMessageSize=1k")
 
 
-def test_a_topic_has_no_more_queues_than_the_broker_allows(tmp_path: Path) -> None:
+def test_topic_with_too_many_queues_is_refused(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         async def make(queues: int) -> RemotingCommand:
             return await ask(

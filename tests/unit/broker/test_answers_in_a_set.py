@@ -258,7 +258,7 @@ REQUESTS: dict[Code, Prepared] = {
 KEEPS_A_COPY = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 
 
-def test_every_request_that_promises_something_is_asked_below() -> None:
+def test_every_request_with_a_promise_is_tested_here() -> None:
     assert REQUESTS.keys() == PROMISES
 
 
@@ -276,7 +276,7 @@ def test_code_without_a_stated_promise_is_not_served() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
-def test_a_change_is_answered_when_the_set_has_it(tmp_path: Path, code: Code) -> None:
+def test_change_is_answered_when_the_set_has_confirmed_it(tmp_path: Path, code: Code) -> None:
     async def work(world: World) -> None:
         asks = await REQUESTS[code](world)
         world.slaves.hold()
@@ -297,7 +297,7 @@ def test_a_change_is_answered_when_the_set_has_it(tmp_path: Path, code: Code) ->
 
 
 @pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
-def test_a_change_that_the_set_does_not_confirm_in_time_is_stored_and_not_promised(tmp_path: Path, code: Code) -> None:
+def test_unconfirmed_change_is_answered_with_a_timeout(tmp_path: Path, code: Code) -> None:
     async def work(world: World) -> None:
         asks = await REQUESTS[code](world)
         world.slaves.hold()
@@ -341,7 +341,7 @@ SENDS: dict[str, Asking] = {
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("lane", SENDS)
-def test_a_send_is_acknowledged_when_the_set_has_it(tmp_path: Path, lane: str, flush: str) -> None:
+def test_send_is_acknowledged_when_the_set_has_confirmed_it(tmp_path: Path, lane: str, flush: str) -> None:
     async def work(world: World) -> None:
         await send(world.connection, "t")
         await _group(world)
@@ -359,7 +359,7 @@ def test_a_send_is_acknowledged_when_the_set_has_it(tmp_path: Path, lane: str, f
 
 
 @pytest.mark.parametrize("lane", SENDS)
-def test_a_send_that_is_not_confirmed_in_time_is_told_so(tmp_path: Path, lane: str) -> None:
+def test_unconfirmed_send_is_answered_with_a_timeout(tmp_path: Path, lane: str) -> None:
     async def work(world: World) -> None:
         await send(world.connection, "t")
         await _group(world)
@@ -376,7 +376,7 @@ def test_a_send_that_is_not_confirmed_in_time_is_told_so(tmp_path: Path, lane: s
     in_a_set(tmp_path, work)
 
 
-def test_who_does_not_want_to_wait_for_the_disk_does_not_wait_for_slaves(tmp_path: Path) -> None:
+def test_send_without_wait_does_not_wait_for_slaves(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         await send(world.connection, "t")
         world.slaves.hold()
@@ -410,7 +410,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
 
 
 @pytest.mark.parametrize("why", REFUSALS)
-def test_a_send_that_the_set_does_not_take_is_refused_before_it_is_stored(tmp_path: Path, why: str) -> None:
+def test_send_that_the_set_cannot_confirm_is_refused_before_it_is_stored(tmp_path: Path, why: str) -> None:
     said, code, remark = REFUSALS[why]
 
     async def work(world: World) -> None:
@@ -432,7 +432,7 @@ def test_a_send_that_the_set_does_not_take_is_refused_before_it_is_stored(tmp_pa
 
 
 @pytest.mark.parametrize("code", sorted(PROMISES - KEEPS_A_COPY), ids=lambda code: code.name)
-def test_a_change_that_the_set_does_not_take_is_refused_before_it_is_stored(tmp_path: Path, code: Code) -> None:
+def test_change_that_the_set_cannot_confirm_is_refused_before_it_is_stored(tmp_path: Path, code: Code) -> None:
     async def work(world: World) -> None:
         asks = await REQUESTS[code](world)
         world.slaves.has_enough = False
@@ -448,7 +448,7 @@ def test_a_change_that_the_set_does_not_take_is_refused_before_it_is_stored(tmp_
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_whoever_waits_is_told_when_this_member_is_master_no_more(tmp_path: Path, flush: str) -> None:
+def test_pending_answers_fail_when_the_master_is_deposed(tmp_path: Path, flush: str) -> None:
     """They include a send that waits for its fsync: a later term could confirm other bytes at the same offset."""
 
     async def work(world: World) -> None:
@@ -464,7 +464,7 @@ def test_whoever_waits_is_told_when_this_member_is_master_no_more(tmp_path: Path
     in_a_set(tmp_path, work, f"flushDiskType={flush}")
 
 
-def test_what_was_put_in_another_term_is_not_promised_by_what_is_confirmed_in_this_one(tmp_path: Path) -> None:
+def test_append_of_another_term_is_not_acknowledged_by_this_ones_confirm(tmp_path: Path) -> None:
     """Between the topic's record and its answer the table is saved.
 
     Another master may have truncated the record meanwhile.
@@ -494,7 +494,7 @@ def test_what_was_put_in_another_term_is_not_promised_by_what_is_confirmed_in_th
 # ---- pops
 
 
-def test_what_a_pop_hands_out_is_out_in_the_whole_set(tmp_path: Path) -> None:
+def test_pop_is_answered_when_the_set_has_confirmed_its_record(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         member = Member(world.broker, world.connection)
         await send(world.connection, "t")
@@ -509,7 +509,7 @@ def test_what_a_pop_hands_out_is_out_in_the_whole_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["the slaves are silent", "it is the master no more"])
-def test_what_is_not_known_to_be_out_in_the_set_is_given_to_nobody(tmp_path: Path, role: str) -> None:
+def test_pop_whose_record_is_not_confirmed_returns_no_message(tmp_path: Path, role: str) -> None:
     async def work(world: World) -> None:
         member = Member(world.broker, world.connection)
         await send(world.connection, "t")
@@ -582,7 +582,7 @@ def _told(answer: RemotingCommand) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("way", READS)
-def test_what_the_set_has_not_confirmed_nobody_sees(tmp_path: Path, way: str) -> None:
+def test_unconfirmed_message_is_not_visible(tmp_path: Path, way: str) -> None:
     """It may be lost with this master, and its offset be assigned to another message."""
     code, ext = READS[way]
 
@@ -601,7 +601,7 @@ def test_what_the_set_has_not_confirmed_nobody_sees(tmp_path: Path, way: str) ->
     in_a_set(tmp_path, work)
 
 
-def test_what_the_set_has_not_confirmed_nobody_pops(tmp_path: Path) -> None:
+def test_unconfirmed_message_is_not_popped(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         await send(world.connection, "t")
         await _read_group(world, "g")
@@ -616,9 +616,7 @@ def test_what_the_set_has_not_confirmed_nobody_pops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("confirmed", [0, 1])
 @pytest.mark.parametrize("stands_at", [1, 2, 3])
-def test_a_group_that_another_master_brought_further_is_not_moved_back(
-    tmp_path: Path, stands_at: int, confirmed: int
-) -> None:
+def test_offset_committed_at_another_master_is_not_moved_back(tmp_path: Path, stands_at: int, confirmed: int) -> None:
     """The new master has the messages but does not know yet that they are confirmed."""
 
     async def work(world: World) -> None:
@@ -635,7 +633,7 @@ def test_a_group_that_another_master_brought_further_is_not_moved_back(
     in_a_set(tmp_path, work)
 
 
-def test_a_pull_that_waits_hears_of_a_message_when_the_set_has_it(tmp_path: Path) -> None:
+def test_suspended_pull_gets_a_message_when_the_set_has_confirmed_it(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         await send(world.connection, "t")
         await _group(world)
@@ -655,7 +653,7 @@ def test_a_pull_that_waits_hears_of_a_message_when_the_set_has_it(tmp_path: Path
 # ---- deliveries by the broker itself
 
 
-def test_what_falls_due_while_the_set_takes_nothing_comes_when_it_does(tmp_path: Path) -> None:
+def test_due_messages_are_delivered_once_the_set_accepts_appends_again(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         broker, member = world.broker, Member(world.broker, world.connection)
         await send(world.connection, "t", b"popped")
@@ -684,7 +682,7 @@ def test_what_falls_due_while_the_set_takes_nothing_comes_when_it_does(tmp_path:
     in_a_set(tmp_path, work)
 
 
-def test_what_waits_is_not_delivered_before_the_set_has_it(tmp_path: Path) -> None:
+def test_pending_message_is_delivered_only_after_the_set_has_confirmed_it(tmp_path: Path) -> None:
     """The set must have confirmed the message before its delivered copy and its mark are appended."""
 
     async def work(world: World) -> None:
@@ -703,7 +701,7 @@ def test_what_waits_is_not_delivered_before_the_set_has_it(tmp_path: Path) -> No
     in_a_set(tmp_path, work)
 
 
-async def test_a_member_that_is_no_master_starts_without_a_byte_of_its_own(tmp_path: Path) -> None:
+async def test_member_that_is_not_master_starts_without_an_append(tmp_path: Path) -> None:
     slaves = FakeSet()
     slaves.leads = False
     async with running(tmp_path, broker_set=slaves) as (broker, connection):
@@ -712,7 +710,7 @@ async def test_a_member_that_is_no_master_starts_without_a_byte_of_its_own(tmp_p
     assert not list((tmp_path / "consumequeue").glob("*"))
 
 
-def test_an_answer_that_waits_for_the_end_of_a_sealed_segment_tells_the_slaves_of_it(tmp_path: Path) -> None:
+def test_answer_at_the_end_of_a_sealed_segment_wakes_the_replication(tmp_path: Path) -> None:
     """No append follows that would."""
 
     async def work(world: World) -> None:
@@ -726,9 +724,7 @@ def test_an_answer_that_waits_for_the_end_of_a_sealed_segment_tells_the_slaves_o
     in_a_set(tmp_path, work)
 
 
-def test_a_client_that_never_waits_for_answers_does_not_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_unconfirmed_sends_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.intake.replication.UNCONFIRMED_MAX", 100)
 
     async def work(world: World) -> None:
@@ -745,7 +741,7 @@ def test_a_client_that_never_waits_for_answers_does_not_fill_the_memory(
     in_a_set(tmp_path, work)
 
 
-def test_a_refused_send_makes_no_files_for_its_queue(tmp_path: Path) -> None:
+def test_refused_send_creates_no_files_for_its_queue(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         topic = {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "defaultTopic": "TBW102"}
         assert (await ask(world.connection, Code.UPDATE_AND_CREATE_TOPIC, topic="t", **topic)).code == 0
@@ -756,7 +752,7 @@ def test_a_refused_send_makes_no_files_for_its_queue(tmp_path: Path) -> None:
     in_a_set(tmp_path, work)
 
 
-def test_a_group_that_is_not_known_reads_while_the_set_takes_nothing(tmp_path: Path) -> None:
+def test_unknown_group_can_read_while_the_set_accepts_no_append(tmp_path: Path) -> None:
     """The group is created once the set accepts appends."""
 
     async def work(world: World) -> None:
@@ -778,7 +774,7 @@ def test_a_group_that_is_not_known_reads_while_the_set_takes_nothing(tmp_path: P
     in_a_set(tmp_path, work)
 
 
-def test_who_is_told_an_error_or_nothing_does_not_wait(tmp_path: Path) -> None:
+def test_errors_and_answers_without_a_promise_do_not_wait(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         place, transaction = _place(await _popped(world)), await _half(world)
         world.slaves.hold()
@@ -797,7 +793,7 @@ def test_who_is_told_an_error_or_nothing_does_not_wait(tmp_path: Path) -> None:
     in_a_set(tmp_path, work)
 
 
-def test_the_broker_itself_looks_who_has_waited_too_long(tmp_path: Path) -> None:
+def test_broker_checks_the_deadlines_of_pending_answers(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         await send(world.connection, "t")
         world.slaves.hold()
@@ -811,7 +807,7 @@ def test_the_broker_itself_looks_who_has_waited_too_long(tmp_path: Path) -> None
     in_a_set(tmp_path, work)
 
 
-def test_each_append_is_asked_for_whatever_was_made_ready_before(tmp_path: Path) -> None:
+def test_set_is_asked_before_each_append_of_a_prepared_message(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         await send(world.connection, "t")
         message = NewMessage(topic="t", queue_id=0, body=b"body", born_timestamp=1)
@@ -825,7 +821,7 @@ def test_each_append_is_asked_for_whatever_was_made_ready_before(tmp_path: Path)
     in_a_set(tmp_path, work)
 
 
-def test_what_is_read_together_asks_the_set_once_before_it_is_taken_and_once_before_it_is_stored(
+def test_messages_read_together_ask_the_set_twice_in_all(
     tmp_path: Path,
 ) -> None:
     """It is not asked for each message: its answers do not change within a turn of the event loop."""

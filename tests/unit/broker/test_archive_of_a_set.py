@@ -76,7 +76,7 @@ def check_whole(both: Members, member: Member) -> None:
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_round_that_dies_with_its_master_is_ended_by_the_next(step: str, nth: int) -> None:
+def test_round_interrupted_by_the_masters_crash_is_completed_by_the_next(step: str, nth: int) -> None:
     both = filled()
     with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
         both.a.offload()
@@ -89,7 +89,7 @@ def test_a_round_that_dies_with_its_master_is_ended_by_the_next(step: str, nth: 
 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step != "offload.after_encode"])
-def test_objects_are_the_same_whoever_of_the_members_wrote_them(step: str) -> None:
+def test_members_write_equal_objects_across_a_failover(step: str) -> None:
     """The tier worker writes Parquet. A failover in between neither duplicates nor omits a message."""
     both = filled(parquet=True)
     with failpoint.armed(step), pytest.raises(FailpointError):
@@ -111,7 +111,7 @@ def test_objects_are_the_same_whoever_of_the_members_wrote_them(step: str) -> No
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_master_that_slept_through_its_end_in_any_step_adds_nothing(step: str, nth: int) -> None:
+def test_master_suspended_through_a_failover_archives_nothing_more(step: str, nth: int) -> None:
     both = filled()
 
     def failover(_: str) -> None:
@@ -131,7 +131,7 @@ def test_a_master_that_slept_through_its_end_in_any_step_adds_nothing(step: str,
     assert both.a.archive.journal.state is State.DEPOSED
 
 
-def test_a_job_that_meets_a_later_masters_epoch_tells_the_set() -> None:
+def test_job_that_reads_a_later_epoch_reports_the_deposition_to_the_set() -> None:
     both = filled()
     both.a.offload()
     both.replicate(both.a)
@@ -147,7 +147,7 @@ def test_a_job_that_meets_a_later_masters_epoch_tells_the_set() -> None:
     assert both.b.archive._as_master(both.b.archive.lifecycle.offload.run)() == []
 
 
-def test_hot_traffic_goes_on_while_the_store_is_away_and_the_archive_when_it_is_back() -> None:
+def test_hot_traffic_and_later_the_archive_continue_after_a_store_outage() -> None:
     both = filled()
     both.a.offload()
     both.replicate(both.a)
@@ -161,7 +161,7 @@ def test_hot_traffic_goes_on_while_the_store_is_away_and_the_archive_when_it_is_
     check_whole(both, both.b)
 
 
-def test_a_name_of_the_set_is_proven_by_what_both_hold_and_kept() -> None:
+def test_archives_log_name_is_proven_by_common_records_and_kept() -> None:
     both = filled(name_is_told=False)
     both.a.offload()
     both.replicate(both.a)
@@ -176,7 +176,7 @@ def test_a_name_of_the_set_is_proven_by_what_both_hold_and_kept() -> None:
     assert both.b.evict() != []
 
 
-def test_a_member_of_another_set_of_this_name_is_refused() -> None:
+def test_member_of_another_set_with_the_same_name_is_refused() -> None:
     """Staging and production share a bucket by mistake."""
     both = filled()
     both.a.offload()
@@ -200,7 +200,7 @@ def test_a_member_of_another_set_of_this_name_is_refused() -> None:
 
 @pytest.mark.parametrize("of_the_archives", [True, False])
 @pytest.mark.parametrize("index", [2, 3, -1])
-def test_a_damaged_record_makes_no_archive_a_strangers(index: int, of_the_archives: bool) -> None:
+def test_damaged_record_does_not_make_the_archive_foreign(index: int, of_the_archives: bool) -> None:
     """The damaged record is archived unchanged while the other members have it intact, or the other way round."""
     both = filled(parquet=True)
     (both.a if of_the_archives else both.b).damage("other", index=index)
@@ -215,7 +215,7 @@ def test_a_damaged_record_makes_no_archive_a_strangers(index: int, of_the_archiv
     assert (both.check_tiles(), both.check_tiles("other")) == ((13, []), (5, []))
 
 
-def test_a_copy_that_has_gone_on_by_itself_is_refused_whatever_lies_below() -> None:
+def test_diverged_copy_of_a_log_is_refused_whatever_is_below() -> None:
     """Staging was copied from production's disks. It has messages of equal sizes at equal offsets, at other times."""
     both, staging = filled(), filled()
     for one in (both.a, staging.a):
@@ -237,7 +237,7 @@ def test_a_copy_that_has_gone_on_by_itself_is_refused_whatever_lies_below() -> N
     assert both.bucket.objects == before
 
 
-def test_with_nothing_in_common_a_member_is_refused_unless_its_master_told_it_the_name() -> None:
+def test_member_without_a_common_record_needs_the_masters_log_name() -> None:
     both = Members()
     both.name_is_told = False
     both.elect(both.a)
@@ -252,7 +252,7 @@ def test_with_nothing_in_common_a_member_is_refused_unless_its_master_told_it_th
     assert both.check_tiles() == (3, [])
 
 
-def test_a_member_that_was_elected_without_what_is_archived_says_so_and_writes_nothing() -> None:
+def test_elected_member_that_lacks_archived_messages_writes_nothing() -> None:
     """Its set believed it to be in sync."""
     both = filled()
     both.in_sync = [both.a]
@@ -286,7 +286,7 @@ def lacking(*, until: str = "", parquet: bool = False) -> Members:
     return both
 
 
-def test_after_an_unclean_election_the_log_goes_on_above_the_archive_and_readers_have_all_that_is_in_it() -> None:
+def test_log_resumes_above_the_archive_after_an_unclean_election() -> None:
     both = lacking(parquet=True)
     reaches = both.catalog.rounds.intent_end
     assert both.b.end < reaches
@@ -300,7 +300,7 @@ def test_after_an_unclean_election_the_log_goes_on_above_the_archive_and_readers
     assert (both.check_tiles(), both.check_tiles(queue=1)) == ((17, []), (9, []))
 
 
-def test_where_a_queue_was_raised_is_told_as_long_as_the_log_does_not_say_it() -> None:
+def test_raised_queues_are_reported_until_the_log_has_a_record_of_them() -> None:
     """A master that resumed above the archive may have died before its slaves got the record."""
     both = lacking()
     for _ in range(2):
@@ -312,7 +312,7 @@ def test_where_a_queue_was_raised_is_told_as_long_as_the_log_does_not_say_it() -
     assert both.b.archive.go_on() == {}, "a record says it"
 
 
-def test_who_has_gone_on_above_an_object_that_it_has_in_part_is_elected_again() -> None:
+def test_member_that_resumed_above_a_partly_replicated_object_is_reelected() -> None:
     both = filled()
     both.a.offload()
     both.replicate(both.a)
@@ -332,7 +332,7 @@ def test_who_has_gone_on_above_an_object_that_it_has_in_part_is_elected_again() 
 
 
 @pytest.mark.parametrize("until", ["offload.after_intent", "offload.after_upload", "offload.before_commit"])
-def test_what_an_open_intent_named_and_nobody_has_is_told_as_a_gap(until: str) -> None:
+def test_open_intent_without_a_surviving_copy_is_recorded_as_a_gap(until: str) -> None:
     both = lacking(until=until)
     before = len(both.entries())
     both.elect(both.b, in_sync=False)
@@ -345,7 +345,7 @@ def test_what_an_open_intent_named_and_nobody_has_is_told_as_a_gap(until: str) -
     assert both.catalog.rounds.open_intents() == {}
 
 
-def test_nothing_is_appended_before_the_end_of_the_journal_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_appended_before_the_end_of_the_journal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     both = lacking()
     waits: list[float] = []
 
@@ -364,7 +364,7 @@ def test_nothing_is_appended_before_the_end_of_the_journal_was_read(monkeypatch:
 
 
 @pytest.mark.parametrize("fault", [OSError("no such device"), TimeoutError(), RuntimeError("the log is not writable")])
-def test_whatever_an_elected_master_fails_at_it_tries_again_until_it_leads(
+def test_elected_master_retries_any_failure_until_it_leads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
 ) -> None:
     """No other member is elected while it sends heartbeats, so that otherwise the set would have no master."""
@@ -390,7 +390,7 @@ def test_whatever_an_elected_master_fails_at_it_tries_again_until_it_leads(
     assert both.b.store.next_offset(TOPIC, 0) == 16
 
 
-def test_a_name_that_can_not_be_finished_is_told_once_and_tried_less_and_less_often(
+def test_unfinished_object_is_reported_once_and_retried_with_backoff(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = lacking(until="offload.after_intent")
@@ -413,7 +413,7 @@ def test_a_name_that_can_not_be_finished_is_told_once_and_tried_less_and_less_of
     assert sum("its bytes are damaged" in each.message for each in caplog.records) == 1
 
 
-def test_who_tries_for_a_reign_that_is_over_does_not_end_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempt_for_an_ended_term_does_not_complete_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     both = lacking()
     both.bucket.down = True
     both.master_epoch += 1
@@ -429,7 +429,7 @@ def test_who_tries_for_a_reign_that_is_over_does_not_end_in_the_next(monkeypatch
     assert not drive(both.b.archive.settle())
 
 
-def test_who_is_stopped_before_all_is_archived_does_not_go_on_above(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_stopped_before_it_archived_its_tail_does_not_resume_above(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its unarchived messages would be hidden, and the next start would not know of them."""
     both = lacking(until="offload.after_intent")
     monkeypatch.setattr(asyncio, "sleep", stop_here)
@@ -451,7 +451,7 @@ async def stop_here(seconds: float) -> None:
     raise Stopped
 
 
-def test_what_this_log_alone_has_is_archived_before_it_goes_on_above() -> None:
+def test_unarchived_messages_are_archived_before_the_log_resumes_above() -> None:
     """Its queues resume at higher offsets. Messages below them would be hidden from every later round."""
     both = filled()
     both.in_sync = [both.a]
@@ -467,7 +467,7 @@ def test_what_this_log_alone_has_is_archived_before_it_goes_on_above() -> None:
     assert both.catalog.rounds.open_intents() == {}
 
 
-def test_a_round_waits_until_all_that_the_master_had_at_its_promotion_is_the_sets(
+def test_round_waits_until_the_set_has_the_masters_log_of_its_promotion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     both = lacking(until="offload.after_intent")
@@ -496,7 +496,7 @@ class Elsewhere:
         self.flushed_offset = synced
 
 
-def test_who_is_deposed_while_it_waits_gives_up() -> None:
+def test_member_deposed_while_it_waits_stops_waiting() -> None:
     both = lacking()
     both.master_epoch += 1
     both.b.archive.lead(both.master_epoch)
@@ -508,7 +508,7 @@ def test_who_is_deposed_while_it_waits_gives_up() -> None:
 # ---- slaves
 
 
-def test_a_slave_evicts_by_its_masters_journal_and_reads_cold_what_it_evicted() -> None:
+def test_slave_evicts_by_its_masters_journal_and_reads_the_archive() -> None:
     both = filled(parquet=True)
     both.a.offload()
     both.replicate(both.a)
@@ -519,7 +519,7 @@ def test_a_slave_evicts_by_its_masters_journal_and_reads_cold_what_it_evicted() 
     assert [body[: len(BODY)] for body in bodies] == [BODY] * 9
 
 
-def test_a_segment_whose_end_the_set_does_not_have_stays() -> None:
+def test_segment_whose_end_is_not_replicated_is_not_evicted() -> None:
     """Its messages are archived, but the next master may resume behind them, and this log be truncated there."""
     both = filled()
     both.a.offload(roll=False)
@@ -537,7 +537,7 @@ def test_a_segment_whose_end_the_set_does_not_have_stays() -> None:
     assert both.a.end == both.b.end
 
 
-def test_a_slave_keeps_what_is_pinned_and_what_is_not_archived() -> None:
+def test_slave_keeps_pinned_and_unarchived_segments() -> None:
     both = filled()
     both.b.pins.at = 0
     both.a.offload()
@@ -552,7 +552,7 @@ def test_a_slave_keeps_what_is_pinned_and_what_is_not_archived() -> None:
     assert both.b.evict() == [], "what is left is in no archive"
 
 
-def test_a_round_takes_nothing_that_a_member_in_sync_has_only_in_memory() -> None:
+def test_round_excludes_messages_that_an_in_sync_member_has_not_fsynced() -> None:
     both = filled()
     both.a.offload()
     end = both.b.store.flushed_offset
@@ -569,7 +569,7 @@ def test_a_round_takes_nothing_that_a_member_in_sync_has_only_in_memory() -> Non
     assert both.check_tiles() == (13, [])
 
 
-def test_a_tombstone_names_no_offset_that_the_archive_has_not_named() -> None:
+def test_tombstone_ends_at_the_archived_offsets() -> None:
     """An elected member may lack the messages above and assign their offsets again.
 
     They are recorded by a later tombstone.
@@ -589,7 +589,7 @@ def test_a_tombstone_names_no_offset_that_the_archive_has_not_named() -> None:
     assert both.catalog.next_seq == written, "it says no less"
 
 
-def test_what_is_counted_before_the_set_has_it_is_archived_when_it_has() -> None:
+def test_messages_counted_before_they_are_confirmed_are_archived_later() -> None:
     """A metrics scrape counts the backlog at any time, and the count is cached."""
     both = filled()
     both.a.offload()
@@ -620,7 +620,7 @@ def in_four_objects() -> tuple[Members, list[bytes]]:
     return both, both.a.bodies()
 
 
-def test_a_slave_serves_what_its_master_has_compacted() -> None:
+def test_slave_serves_objects_that_its_master_compacted() -> None:
     """It has evicted its whole log. It reads REPLACE at its next poll of the journal, and DELETED later."""
     both, bodies = in_four_objects()
     both.a.put(1, topic="other")
@@ -642,7 +642,7 @@ def test_a_slave_serves_what_its_master_has_compacted() -> None:
 
 
 @pytest.mark.parametrize("step", [None, "compact.after_intent", "compact.after_upload", "compact.after_replace"])
-def test_a_slave_takes_over_from_a_master_that_compacts(step: str | None) -> None:
+def test_slave_succeeds_a_master_in_any_step_of_a_compaction(step: str | None) -> None:
     """The next master has all messages, continues to archive, and compacts the objects itself."""
     both, bodies = in_four_objects()
     if step is None:
@@ -683,7 +683,7 @@ def put_keyed(member: Member, keys: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("keys", ["m12m345", "mm1", "1mm", "1m2"])
 @pytest.mark.parametrize("is_known", [False, True])
-def test_an_archive_from_which_was_erased_is_still_that_of_its_logs(keys: str, is_known: bool) -> None:
+def test_archive_with_erased_messages_still_matches_its_logs(keys: str, is_known: bool) -> None:
     """A member without the archive's name proves it by its own log, which still has the erased messages."""
     both = Members(parquet=True)
     both.name_is_told = is_known
@@ -736,7 +736,7 @@ def offsets_of(member: Member) -> list[int]:
     return found
 
 
-def test_a_slave_returns_none_of_what_its_master_has_erased_once_it_has_read_of_it() -> None:
+def test_slave_hides_erased_messages_once_it_has_read_the_erasure() -> None:
     both, left = erased_from_a_set()
     assert offsets_of(both.a) == left
     places = both.b.store.entries(TOPIC, 0, 1 << 62)[0].physical.tolist()
@@ -748,7 +748,7 @@ def test_a_slave_returns_none_of_what_its_master_has_erased_once_it_has_read_of_
 
 
 @pytest.mark.parametrize("has_read", [True, False])
-def test_a_member_that_starts_again_returns_none_of_it_before_it_asks_the_store(has_read: bool) -> None:
+def test_restarted_member_hides_erased_messages_before_it_asks_the_store(has_read: bool) -> None:
     """By its own file or, if it stopped before it wrote that, by its copy of the journal."""
     both, left = erased_from_a_set()
     both.b.archive.lifecycle.evict.run()
@@ -761,7 +761,7 @@ def test_a_member_that_starts_again_returns_none_of_it_before_it_asks_the_store(
     assert offsets_of(both.b) == left
 
 
-def test_a_slave_that_is_elected_returns_none_of_it_from_the_first_moment_as_master() -> None:
+def test_elected_slave_hides_erased_messages_from_the_start_of_its_term() -> None:
     both, left = erased_from_a_set()
     assert offsets_of(both.b) != left, "it has not read of it"
     both.elect(both.b, in_sync=False)
@@ -771,7 +771,7 @@ def test_a_slave_that_is_elected_returns_none_of_it_from_the_first_moment_as_mas
     assert offsets_of(both.b) == [*left, 6, 7], "what comes is another's"
 
 
-def test_a_new_member_hides_what_its_masters_log_brings_it() -> None:
+def test_new_member_hides_erased_messages_that_it_replicates() -> None:
     both, left = erased_from_a_set()
     both.b = Member(both, seed=3)
     both.replicate(both.a)

@@ -135,7 +135,7 @@ async def is_served(connection: Connection, start: int, end: int, source: Broker
         assert body == b"".join(source.store.get("t", 0, offset, 1, 1 << 20).buffers)
 
 
-def test_full_files_are_archived_and_evicted_and_served_byte_by_byte_and_the_rest_stays(tmp_path: Path) -> None:
+def test_full_files_are_archived_evicted_and_served_byte_by_byte(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
             two_lives(tmp_path, kept=20, lost=9) as (front, _, _connection),
@@ -159,7 +159,7 @@ def test_full_files_are_archived_and_evicted_and_served_byte_by_byte_and_the_res
     run(scenario)
 
 
-def test_a_reader_of_what_the_master_has_dropped_is_kept_until_it_has_read_it(tmp_path: Path) -> None:
+def test_reader_below_the_masters_log_begin_stays_with_the_slave(tmp_path: Path) -> None:
     """The master would answer that the offset is illegal, and the reader would skip to a higher one."""
 
     async def scenario() -> None:
@@ -188,7 +188,7 @@ def test_a_reader_of_what_the_master_has_dropped_is_kept_until_it_has_read_it(tm
     run(scenario)
 
 
-def test_what_the_master_has_not_flushed_or_another_slave_lacks_is_not_archived(tmp_path: Path) -> None:
+def test_bytes_unflushed_or_missing_on_another_slave_are_not_archived(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
             two_lives(tmp_path, kept=20, lost=9) as (front, _, _connection),
@@ -209,7 +209,7 @@ def test_what_the_master_has_not_flushed_or_another_slave_lacks_is_not_archived(
     run(scenario)
 
 
-def test_a_master_that_lost_what_is_not_archived_is_followed_and_archived_on(
+def test_archiving_continues_after_the_master_lost_unarchived_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stock_reach, "WRITTEN_BACK_S", 0.0)
@@ -236,7 +236,7 @@ def test_a_master_that_lost_what_is_not_archived_is_followed_and_archived_on(
     run(scenario)
 
 
-def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so(
+def test_archiving_ends_for_good_after_the_master_lost_archived_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -276,7 +276,7 @@ def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so
     run(scenario)
 
 
-def test_a_topic_that_has_begun_again_at_its_master_is_archived_no_more_and_the_others_go_on(tmp_path: Path) -> None:
+def test_topic_recreated_at_the_master_is_no_longer_archived(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=IN_A_FILE + 2, lost=0) as (front, source, theirs):
             front.source, front.ha.store = source, source.store
@@ -311,9 +311,7 @@ def test_a_topic_that_has_begun_again_at_its_master_is_archived_no_more_and_the_
 
 
 @pytest.mark.parametrize("again", [2, 2 * IN_A_FILE])
-def test_a_slave_of_whose_topics_one_began_again_is_no_master_until_it_has_another_archive(
-    tmp_path: Path, again: int
-) -> None:
+def test_slave_with_a_recreated_topic_needs_a_new_archive_to_be_master(tmp_path: Path, again: int) -> None:
     """If it had fewer messages than the archive, they would be hidden.
 
     If it had more, offsets would be archived twice.
@@ -347,7 +345,7 @@ def test_a_slave_of_whose_topics_one_began_again_is_no_master_until_it_has_anoth
     run(scenario)
 
 
-def test_a_topic_that_began_again_before_the_archive_had_any_of_it_keeps_back_no_promotion(tmp_path: Path) -> None:
+def test_topic_recreated_before_it_was_archived_allows_a_promotion(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=2, lost=0) as (front, source, theirs):
             front.source, front.ha.store = source, source.store
@@ -369,7 +367,7 @@ def test_a_topic_that_began_again_before_the_archive_had_any_of_it_keeps_back_no
     run(scenario)
 
 
-def test_a_slave_whose_archive_was_overtaken_is_no_master_until_it_has_another_one(tmp_path: Path) -> None:
+def test_slave_with_a_superseded_archive_needs_a_new_one_to_be_master(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=2, lost=IN_A_FILE) as (front, cut, theirs):
             async with archiving(tmp_path, front) as (slave, _):
@@ -405,9 +403,7 @@ async def promoted(root: Path, front: Front, bucket: str) -> AsyncIterator[tuple
         yield found
 
 
-def test_a_ttl_hides_and_records_no_more_than_what_may_be_archived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ttl_expires_only_archivable_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An offset that the master may assign again must not be expired in the journal."""
 
     async def scenario() -> None:
@@ -431,7 +427,7 @@ def test_a_ttl_hides_and_records_no_more_than_what_may_be_archived(
     run(scenario)
 
 
-def test_a_log_that_is_older_than_its_archive_archives_nothing(tmp_path: Path) -> None:
+def test_log_restored_from_a_copy_older_than_its_archive_archives_nothing(tmp_path: Path) -> None:
     """It cannot be known whether the master still has the archived messages."""
 
     async def scenario() -> None:
@@ -457,7 +453,7 @@ def test_a_log_that_is_older_than_its_archive_archives_nothing(tmp_path: Path) -
     run(scenario)
 
 
-def test_the_log_is_not_cut_before_it_is_written_down_that_it_is_archived_no_more(
+def test_log_is_truncated_only_after_the_end_of_archiving_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -490,7 +486,7 @@ def test_the_log_is_not_cut_before_it_is_written_down_that_it_is_archived_no_mor
     run(scenario)
 
 
-def test_a_second_slave_does_not_write_into_the_archive_of_the_first(tmp_path: Path) -> None:
+def test_second_slave_cannot_use_the_archive_of_the_first(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=2, lost=0) as (front, _, _connection), archiving(tmp_path, front):
             with pytest.raises(StartupError, match=r"belongs to another data directory: .* prefix of this slave's own"):
@@ -500,7 +496,7 @@ def test_a_second_slave_does_not_write_into_the_archive_of_the_first(tmp_path: P
     run(scenario)
 
 
-def test_a_slave_is_not_restored_from_a_bucket(tmp_path: Path) -> None:
+def test_slave_cannot_be_restored_from_a_bucket(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=2, lost=0) as (front, _, _connection):
             async with archiving(tmp_path, front):
@@ -512,7 +508,7 @@ def test_a_slave_is_not_restored_from_a_bucket(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_what_is_of_another_log_by_now_no_broker_archives_that_stands_alone(tmp_path: Path) -> None:
+def test_superseded_archive_is_refused_by_a_standalone_broker(tmp_path: Path) -> None:
     async def scenario() -> None:
         settings = f"storeUrl=dir:{tmp_path}/bucket"
         async with running(tmp_path / "own", settings) as (broker, connection):

@@ -53,13 +53,13 @@ def synced(store: MessageStore) -> int:
     return store.flushed_offset
 
 
-def test_a_broker_in_no_set_reaches_as_far_as_its_disk(store: MessageStore) -> None:
+def test_archivable_limit_of_a_standalone_broker_is_its_flushed_offset(store: MessageStore) -> None:
     put(store, 3)
     assert Reach(store).within(synced(store)) == synced(store)
     assert Reach(store).is_settled(0)
 
 
-def test_a_round_reaches_whole_records_that_all_have_synced_and_the_set_has_confirmed(store: MessageStore) -> None:
+def test_archivable_limit_is_the_end_of_whole_fsynced_confirmed_records(store: MessageStore) -> None:
     members, ends = Members(), put(store, 5)
     reach = Reach(store, members)
     store.confirm(ends[3])
@@ -72,7 +72,7 @@ def test_a_round_reaches_whole_records_that_all_have_synced_and_the_set_has_conf
     assert reach.within(synced(store)) == 0
 
 
-def test_a_new_master_tells_of_nothing_until_the_set_has_what_it_had_at_its_promotion(store: MessageStore) -> None:
+def test_new_master_archives_nothing_until_the_set_has_its_promotion_log(store: MessageStore) -> None:
     members, ends = Members(), put(store, 3)
     reach = Reach(store, members)
     reach.lead()

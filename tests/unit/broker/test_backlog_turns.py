@@ -24,7 +24,7 @@ from tests.broker_in_process import ask, running, send
 MESSAGES = 40
 
 
-def test_others_have_the_loop_between_two_turns_of_a_backlog() -> None:
+def test_loop_runs_other_callbacks_between_two_turns_of_a_backlog() -> None:
     async def main() -> list[str]:
         turns, happened = BacklogTurns(), list[str]()
 
@@ -45,7 +45,7 @@ def test_others_have_the_loop_between_two_turns_of_a_backlog() -> None:
     assert asyncio.run(main()) == ["first", "other", "second", "other", "third", "other"]
 
 
-async def test_who_comes_when_others_wait_waits_behind_them_even_in_a_new_turn() -> None:
+async def test_new_read_waits_behind_pending_ones_even_in_a_new_turn() -> None:
     turns, served = BacklogTurns(), list[int]()
     assert turns.has_room
     turns.used(TURN_S)
@@ -58,7 +58,7 @@ async def test_who_comes_when_others_wait_waits_behind_them_even_in_a_new_turn()
     assert turns.has_room
 
 
-async def test_what_waits_is_bounded() -> None:
+async def test_number_of_waiting_reads_is_bounded() -> None:
     turns = BacklogTurns()
     turns.used(TURN_S)
     while not turns.has_room:
@@ -74,7 +74,7 @@ async def pull(connection: Connection, offset: int, body: bytes = b"") -> Remoti
 
 
 @pytest.mark.parametrize(("offset", "waits"), [(0, True), (MESSAGES - 9, True), (MESSAGES - 8, False)])
-async def test_a_pull_of_a_backlog_waits_for_its_turn_and_gets_what_it_asked_for(
+async def test_pull_of_a_backlog_waits_for_its_turn_and_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, waits: bool
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -86,7 +86,7 @@ async def test_a_pull_of_a_backlog_waits_for_its_turn_and_gets_what_it_asked_for
         assert (answer.code, got) == (ResponseCode.SUCCESS, list(range(offset, offset + 8)))
 
 
-async def test_waiting_pull_is_refused_after_its_permission_goes(
+async def test_waiting_pull_is_refused_after_its_permission_is_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -97,7 +97,7 @@ async def test_waiting_pull_is_refused_after_its_permission_goes(
         assert answer.code == ResponseCode.NO_PERMISSION
 
 
-async def test_a_pull_that_waits_for_the_disk_behind_its_turn_counts_among_those_in_work(
+async def test_pull_that_reads_the_disk_after_its_turn_counts_as_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a connection could have any number of them.
@@ -131,7 +131,7 @@ async def test_a_pull_that_waits_for_the_disk_behind_its_turn_counts_among_those
         assert not served.in_flight
 
 
-async def test_a_large_request_is_not_kept_till_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_request_is_not_kept_until_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as (broker, connection):
         await filled(connection)
         waited = used_up(broker, monkeypatch)

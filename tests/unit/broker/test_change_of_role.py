@@ -97,7 +97,7 @@ def hand_overs(member: Member, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-async def test_what_is_put_is_on_all_members_and_a_master_that_is_replaced_follows(tmp_path: Path) -> None:
+async def test_messages_are_on_all_members_and_a_replaced_master_follows(tmp_path: Path) -> None:
     async with broker_set(tmp_path) as brokers:
         former = await brokers.master()
         slaves = await brokers.slaves()
@@ -117,7 +117,7 @@ async def test_what_is_put_is_on_all_members_and_a_master_that_is_replaced_follo
         connection.close()
 
 
-async def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
+async def test_next_master_has_the_tables_and_pending_deliveries(tmp_path: Path) -> None:
     """A topic, delayed messages, and a group's committed offset."""
 
     async with broker_set(tmp_path) as brokers:
@@ -145,7 +145,7 @@ async def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
         await until(lambda: sorted(bodies(heir)) == [b"delayed", b"now", b"timer"], "both come from the new master")
 
 
-async def test_a_topics_queues_stay_until_its_deletion_is_confirmed(tmp_path: Path) -> None:
+async def test_deleted_topics_queues_stay_until_the_deletion_is_confirmed(tmp_path: Path) -> None:
     """Otherwise a replaced master would lack messages that the other members have."""
 
     async with broker_set(tmp_path, "flushDiskType=SYNC_FLUSH") as brokers:
@@ -191,7 +191,7 @@ async def archived(brokers: Set) -> None:
     await offloading(master.broker, lambda: store.min_offset(TOPIC, 0) == store.max_offset(TOPIC, 0))
 
 
-async def test_the_archive_does_not_hear_of_a_deletion_before_the_set_has_it(
+async def test_archive_gets_a_deletion_only_once_the_set_has_confirmed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A master that is isolated from its slaves can still reach the store.
@@ -218,7 +218,7 @@ async def test_the_archive_does_not_hear_of_a_deletion_before_the_set_has_it(
 @pytest.mark.parametrize(
     ("replication", "flush"), [("sync", "ASYNC_FLUSH"), ("async", "ASYNC_FLUSH"), ("async", "SYNC_FLUSH")]
 )
-async def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(
+async def test_confirmed_deletion_is_in_the_archive_before_it_is_answered(
     tmp_path: Path, replication: str, flush: str
 ) -> None:
     """Otherwise a topic created again would have the old messages."""
@@ -236,7 +236,7 @@ async def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(
         assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 2
 
 
-async def test_what_a_job_does_to_the_log_comes_to_the_slaves(tmp_path: Path) -> None:
+async def test_segment_end_that_a_job_appends_is_replicated(tmp_path: Path) -> None:
     """No message is sent meanwhile."""
 
     async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}", members=2) as brokers:
@@ -248,7 +248,7 @@ async def test_what_a_job_does_to_the_log_comes_to_the_slaves(tmp_path: Path) ->
         await until(lambda: master.broker.store.confirmed_offset == master.end, "it is confirmed")
 
 
-async def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_life(
+async def test_slave_keeps_the_archives_log_name_across_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that lost the name could not archive.
@@ -270,7 +270,7 @@ async def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_li
         await until(lambda: online(master), "it has the archive")
 
 
-async def test_who_has_led_above_what_is_archived_lacks_nothing_of_it_in_its_next_life(tmp_path: Path) -> None:
+async def test_member_that_led_above_the_archive_lacks_nothing_after_a_restart(tmp_path: Path) -> None:
     """The first master of a set is elected without an in-sync predecessor."""
 
     async with broker_set(tmp_path, members=2) as brokers:
@@ -299,7 +299,7 @@ async def elect_uncleanly(brokers: Set, chosen: Member, *gone: Member) -> None:
 
 
 @pytest.mark.parametrize("settles", [False, True])
-async def test_no_offset_that_is_archived_is_given_again_by_whoever_leads_after_an_unclean_election(
+async def test_unclean_election_never_reassigns_an_archived_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settles: bool
 ) -> None:
     """Archived offsets stay unique although the store is away during the election.
@@ -364,7 +364,7 @@ async def refuse(target: int | None = None) -> int:
     raise HandOverRefused("it dies")
 
 
-async def test_a_member_knows_how_many_there_are_also_while_one_is_away(tmp_path: Path) -> None:
+async def test_registered_members_include_one_that_is_away(tmp_path: Path) -> None:
     """An alert relies on the number while the member is away."""
 
     async with broker_set(tmp_path, members=2, replication="sync-available") as brokers:
@@ -387,7 +387,7 @@ def online(member: Member) -> bool:
     return journal is not None and journal.online
 
 
-async def test_a_confirmed_deletion_takes_the_queues_of_all_members(tmp_path: Path) -> None:
+async def test_confirmed_deletion_drops_the_queues_on_all_members(tmp_path: Path) -> None:
     async with broker_set(tmp_path) as brokers:
         master = await brokers.master()
         await brokers.slaves()
@@ -401,7 +401,7 @@ async def test_a_confirmed_deletion_takes_the_queues_of_all_members(tmp_path: Pa
         assert master.broker.store.max_offset(TOPIC, 0) == 2, "no offset is given twice"
 
 
-async def test_a_master_hands_over_without_a_time_out_and_a_stop_does_so_by_itself(
+async def test_switchover_is_immediate_and_a_stopping_master_makes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_set(tmp_path) as brokers:
@@ -431,7 +431,7 @@ async def test_a_master_hands_over_without_a_time_out_and_a_stop_does_so_by_itse
         await shows(master, b"1", b"2")
 
 
-async def test_a_broker_that_stood_alone_becomes_the_first_of_a_set_with_all_it_has(tmp_path: Path) -> None:
+async def test_standalone_broker_becomes_the_first_master_of_a_set_with_its_log(tmp_path: Path) -> None:
     async with running(tmp_path / "1") as (_, connection):
         await send(connection, TOPIC, b"before there was a set")
     async with broker_set(tmp_path) as brokers:
@@ -442,7 +442,7 @@ async def test_a_broker_that_stood_alone_becomes_the_first_of_a_set_with_all_it_
             await shows(slave, b"before there was a set")
 
 
-async def test_newcomers_do_not_become_a_set_that_exists_but_by_an_operators_word(tmp_path: Path) -> None:
+async def test_new_members_of_an_existing_set_lead_only_when_designated(tmp_path: Path) -> None:
     """The controller lost its state, and all members with the set's log are away."""
 
     async with broker_set(tmp_path, "brokerSetExists=true", members=2) as brokers:
@@ -460,7 +460,7 @@ async def test_newcomers_do_not_become_a_set_that_exists_but_by_an_operators_wor
         assert first.replicas.troubles() == []
 
 
-async def test_what_a_member_can_not_do_is_on_its_pages(tmp_path: Path) -> None:
+async def test_troubles_of_a_member_are_on_its_status_pages(tmp_path: Path) -> None:
     async with broker_set(tmp_path, members=2) as brokers:
         master = await brokers.master()
         (slave,) = await brokers.slaves()
@@ -476,7 +476,7 @@ async def test_what_a_member_can_not_do_is_on_its_pages(tmp_path: Path) -> None:
             assert "the store is away" in [trouble.why for trouble in master.replicas.troubles()]
 
 
-async def test_where_users_are_asked_members_are_too(tmp_path: Path) -> None:
+async def test_members_authenticate_if_users_do(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "set")
     security = (
         "authenticationEnabled=true",
@@ -530,7 +530,7 @@ def images_wait(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
         yield may_come
 
 
-def test_whose_tables_hold_what_was_cut_only_learns_until_its_masters_have_come(
+def test_slave_with_truncated_changes_in_its_tables_stays_a_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it were elected before it has its master's tables, it would restore changes that its set has lost."""
@@ -568,7 +568,7 @@ def test_whose_tables_hold_what_was_cut_only_learns_until_its_masters_have_come(
         run(lambda: scenario(may_come))
 
 
-def test_who_begins_without_the_tables_only_learns_until_they_have_come(
+def test_new_member_without_tables_stays_a_learner_until_it_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its master's log begins above the changes that created its topics.

@@ -35,7 +35,7 @@ def gone(*_: object, **__: object) -> Any:
     raise StoreUnavailable("connection refused")
 
 
-async def test_a_store_that_is_away_is_told_on_each_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_outage_is_reported_on_each_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, _):
         jobs, journal = broker.archive.jobs, broker.archive.journal
         assert journal is not None
@@ -58,7 +58,7 @@ async def test_a_store_that_is_away_is_told_on_each_page(tmp_path: Path, monkeyp
         assert json.loads(await page(broker, "archive/status"))["archive"] == "online"
 
 
-async def test_what_a_sweep_met_is_told_of_the_job_and_not_of_the_store_until_the_next_one(
+async def test_failed_sweep_is_reported_for_the_job_but_not_for_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next sweep runs hours later. Jobs that poll the store would report an outage before."""
@@ -76,7 +76,7 @@ async def test_what_a_sweep_met_is_told_of_the_job_and_not_of_the_store_until_th
         assert "neve_archive_online 1.0" in await page(broker, "metrics")
 
 
-async def test_a_full_disk_is_told_on_each_page_and_once_in_the_log(
+async def test_full_disk_is_reported_on_each_page_and_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path / "data", "diskSpaceWarningLevelRatio=90") as (broker, connection):
@@ -97,7 +97,7 @@ async def test_a_full_disk_is_told_on_each_page_and_once_in_the_log(
     assert caplog.text.count("disk full: ") == 2, "once each"
 
 
-async def test_a_clock_that_is_not_trusted_is_told_and_confirmed(tmp_path: Path) -> None:
+async def test_untrusted_clock_is_reported_and_can_be_confirmed(tmp_path: Path) -> None:
     async with running(tmp_path / "data") as (broker, _):
         (tmp_path / "data" / "clock").write_text('{"version":1,"trusted_ms":1000000000000}')
     async with running(tmp_path / "data") as (broker, _):
@@ -110,7 +110,7 @@ async def test_a_clock_that_is_not_trusted_is_told_and_confirmed(tmp_path: Path)
         assert await page(broker, "readyz") == "ready\n"
 
 
-async def test_an_offload_that_finds_nothing_left_says_what_is_archived(tmp_path: Path) -> None:
+async def test_offload_without_a_backlog_reports_the_archived_objects(tmp_path: Path) -> None:
     async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, connection):
         await send(connection, "orders")
         first = json.loads((await offload(broker)).splitlines()[-1])
@@ -120,7 +120,7 @@ async def test_an_offload_that_finds_nothing_left_says_what_is_archived(tmp_path
         assert second["last_round"]["objects"] == 1
 
 
-def test_a_broker_without_a_name_server_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broker_without_a_name_server_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with running(tmp_path / "data"):
             pass

@@ -46,7 +46,7 @@ async def of_three(root: Path) -> AsyncIterator[tuple[Set, Member, Member, Membe
         yield brokers, former, heir, other
 
 
-async def test_who_forgot_bytes_but_not_yet_their_epochs_leads_all_the_same(tmp_path: Path) -> None:
+async def test_member_elected_during_a_truncation_leads(tmp_path: Path) -> None:
     """The election interrupts a truncation that has removed bytes but not their epochs yet."""
 
     async with broker_set(tmp_path) as brokers:
@@ -72,7 +72,7 @@ async def test_truncation_reports_a_disk_error_to_its_caller(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cut(
+def test_async_masters_truncated_changes_are_in_none_of_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     """Otherwise the first changes of the next master, at the positions of the truncated ones, would be skipped."""
@@ -122,7 +122,7 @@ def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cu
     run(scenario)
 
 
-async def test_a_master_that_can_not_read_its_books_at_first_leads_later(
+async def test_master_that_fails_to_load_its_state_at_first_leads_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
@@ -142,7 +142,7 @@ async def test_a_master_that_can_not_read_its_books_at_first_leads_later(
         assert len(tried) == 3
 
 
-async def test_a_master_that_can_not_read_its_books_at_all_ends_so_that_another_one_leads(
+async def test_master_that_cannot_load_its_state_stops_and_another_one_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with of_three(tmp_path) as (brokers, former, heir, other):
@@ -158,7 +158,7 @@ async def test_a_master_that_can_not_read_its_books_at_all_ends_so_that_another_
         await put(await brokers.master(), b"2")
 
 
-async def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_the_set(
+async def test_member_deposed_before_it_could_lead_follows_with_the_sets_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with of_three(tmp_path) as (brokers, former, heir, other):
@@ -188,7 +188,7 @@ async def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_th
         await heir.broker.topics.file.save()  # saving is no longer suspended
 
 
-async def test_a_log_that_can_not_be_marked_as_one_that_follows_takes_nothing(
+async def test_log_that_cannot_be_marked_as_following_refuses_appends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with of_three(tmp_path) as (brokers, former, heir, _):
@@ -204,7 +204,7 @@ async def test_a_log_that_can_not_be_marked_as_one_that_follows_takes_nothing(
         assert store.failed is not None
 
 
-async def test_a_master_that_hands_over_is_not_asked_to_a_second_time(tmp_path: Path) -> None:
+async def test_second_switchover_during_one_is_refused(tmp_path: Path) -> None:
     async with of_three(tmp_path) as (_, former, heir, other):
         target = heir.replicas.member.broker_id
         asked = [former.replicas.hand_over(member.replicas.member.broker_id) for member in (heir, other)]
@@ -216,7 +216,7 @@ async def test_a_master_that_hands_over_is_not_asked_to_a_second_time(tmp_path: 
         await put(heir, b"2")
 
 
-async def test_a_table_that_is_read_anew_while_it_is_synced_is_not_saved_as_it_was(tmp_path: Path) -> None:
+async def test_table_reloaded_during_a_sync_is_not_saved_in_its_old_state(tmp_path: Path) -> None:
     """The master was deposed meanwhile: the table may include changes that only its own log had, which is truncated."""
     path, table, inside, go = tmp_path / "table.json", {"of": "the set"}, asyncio.Event(), asyncio.Event()
 
@@ -250,7 +250,7 @@ async def test_a_table_that_is_read_anew_while_it_is_synced_is_not_saved_as_it_w
     assert file.load(rows=dict)["rows"] == {"of": "one member"}, "once it was read anew it is saved again"
 
 
-async def test_promotion_waits_for_the_disk_beside_heartbeats_and_refuses_sends(
+async def test_promotion_sends_heartbeats_and_refuses_sends_while_it_allocates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
@@ -284,7 +284,7 @@ async def test_promotion_waits_for_the_disk_beside_heartbeats_and_refuses_sends(
         await shows(heir, b"1", b"2")
 
 
-async def test_promotion_waits_for_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_promotion_does_not_wait_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running checkpoint fsyncs thousands of queues."""
     begun, may_end = threading.Event(), threading.Event()
 
@@ -311,7 +311,7 @@ async def test_promotion_waits_for_no_checkpoint(tmp_path: Path, monkeypatch: py
             may_end.set()
 
 
-async def test_member_that_may_go_on_above_its_archive_writes_a_checkpoint_first(
+async def test_member_that_may_resume_above_its_archive_writes_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A raise of a queue needs two checkpoints on the event loop. The early one leaves little work for these."""
@@ -354,7 +354,7 @@ async def with_a_diverged_tail(
         yield former, heir
 
 
-async def test_member_refuses_reads_and_sends_heartbeats_during_a_cut(
+async def test_member_refuses_reads_and_sends_heartbeats_in_a_truncation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
@@ -385,7 +385,7 @@ async def test_member_refuses_reads_and_sends_heartbeats_during_a_cut(
         may_end.set()
 
 
-async def test_follower_is_begun_again_where_a_cut_meets_what_nobody_expects(
+async def test_follower_restarts_after_an_unexpected_error_in_a_truncation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_at_first(member: Member) -> None:
@@ -405,7 +405,7 @@ async def test_follower_is_begun_again_where_a_cut_meets_what_nobody_expects(
         assert former.role in (Role.SLAVE, Role.SLAVE_IN_SYNC)
 
 
-async def test_deposed_master_serves_and_saves_nothing_while_it_reads_its_tables(
+async def test_deposed_master_serves_and_saves_nothing_while_it_reloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()

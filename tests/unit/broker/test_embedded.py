@@ -9,7 +9,7 @@ from broker.embedded import HERE, start_controller, start_name_server
 from tests.servers.processes import accepts
 
 
-async def test_a_name_server_and_a_controller_start_beside_the_broker_and_it_is_told_where(tmp_path: Path) -> None:
+async def test_name_server_and_controller_start_and_the_broker_knows_them(tmp_path: Path) -> None:
     config = BrokerConfig(store_path_root_dir=str(tmp_path / "broker"))
     name_server = await start_name_server(config, tmp_path / "namesrv" / "kvConfig.json", 0)
     controller = await start_controller(config, tmp_path / "controller", 0)

@@ -73,7 +73,7 @@ async def end(connection: Connection, stored: RemotingCommand, outcome: int) -> 
     return answer.code
 
 
-async def test_a_commit_whose_mark_has_no_room_delivers_nothing_yet_and_once_later() -> None:
+async def test_commit_without_room_for_its_mark_is_refused_and_applied_later() -> None:
     disk = SimDisk()
     async with broker_on(disk) as (broker, connection):
         await send(connection, "orders", b"before")
@@ -90,7 +90,7 @@ async def test_a_commit_whose_mark_has_no_room_delivers_nothing_yet_and_once_lat
         assert len(broker.transactions) == 0
 
 
-async def test_a_rollback_whose_mark_has_no_room_is_refused_and_waits_to_be_asked_again() -> None:
+async def test_rollback_without_room_for_its_mark_is_refused_and_checked_again() -> None:
     disk = SimDisk()
     async with broker_on(disk) as (broker, connection):
         stored = await send(connection, "orders", b"half", HALF)
@@ -107,7 +107,7 @@ async def test_a_rollback_whose_mark_has_no_room_is_refused_and_waits_to_be_aske
         assert broker.store.max_offset("orders", 0) == 0
 
 
-async def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> None:
+async def test_half_message_that_cannot_be_marked_is_discarded_once() -> None:
     disk = SimDisk()
     async with broker_on(disk, "transactionCheckMax=3", "transactionTimeOut=0") as (broker, connection):
         stored = await send(connection, "orders", b"half", HALF)
@@ -130,7 +130,7 @@ async def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> N
         assert await end(connection, stored, ROLLBACK) == 0
 
 
-async def test_a_commit_whose_mark_was_torn_stays_ended_though_the_start_after_finds_the_disk_full() -> None:
+async def test_commit_with_a_torn_mark_stays_ended_if_the_next_start_is_full() -> None:
     disk = SimDisk()
     async with broker_on(disk) as (broker, connection):
         await send(connection, "orders", b"before")
@@ -154,7 +154,7 @@ async def test_a_commit_whose_mark_was_torn_stays_ended_though_the_start_after_f
         assert broker.store.max_offset("orders", 0) == 3
 
 
-async def test_sends_go_on_by_themselves_once_there_is_room_for_the_torn_mark() -> None:
+async def test_sends_resume_once_there_is_room_for_the_torn_mark() -> None:
     disk = SimDisk()
     async with broker_on(disk) as (broker, connection):
         await send(connection, "orders", b"half", HALF)

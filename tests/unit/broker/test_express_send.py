@@ -189,7 +189,7 @@ def with_broker(
 
 
 @pytest.mark.parametrize("flag", [0, 2], ids=["two-way", "one-way"])
-def test_a_plain_send_is_stored_and_answered_as_by_the_general_way(tmp_path: Path, flag: int) -> None:
+def test_plain_send_equals_one_by_the_general_path(tmp_path: Path, flag: int) -> None:
     def work(broker: Broker) -> None:
         for name, ext in PLAIN.items():
             fast = broker.send(ext, name.encode(), express=True, flag=flag)
@@ -202,7 +202,7 @@ def test_a_plain_send_is_stored_and_answered_as_by_the_general_way(tmp_path: Pat
 
 
 @pytest.mark.parametrize("topics", [(TOPIC,) * 5, (TOPIC, "other", "other", TOPIC, "other")], ids=["one", "two"])
-def test_what_comes_together_counts_for_each_topic_as_what_comes_alone(tmp_path: Path, topics: tuple[str, ...]) -> None:
+def test_statistics_of_sends_in_one_read_equal_those_of_single_sends(tmp_path: Path, topics: tuple[str, ...]) -> None:
     def work(broker: Broker) -> None:
         stats = broker.controller.stats
         counted = []
@@ -226,7 +226,7 @@ def test_what_comes_together_counts_for_each_topic_as_what_comes_alone(tmp_path:
     with_broker(tmp_path, work, topics=tuple(dict.fromkeys(topics)))
 
 
-def test_what_is_not_plain_is_left_to_the_general_way(tmp_path: Path) -> None:
+def test_send_that_is_not_plain_is_left_to_the_general_path(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         for name, ext in NOT_PLAIN.items():
             fast = broker.send(ext, b"body", express=True)
@@ -241,7 +241,7 @@ def test_what_is_not_plain_is_left_to_the_general_way(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_a_topic_that_has_changed_since_the_read_before_is_asked_anew(tmp_path: Path) -> None:
+def test_topic_changed_since_the_last_read_is_looked_up_again(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         topics = broker.controller.topics
         assert broker.send({"e": 2}, b"as it was", express=True)[0][0] == 0
@@ -260,7 +260,7 @@ _PART = st.one_of(
 )
 
 
-def test_any_property_string_is_treated_alike(tmp_path: Path) -> None:
+def test_any_property_string_gives_the_same_result_on_both_paths(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         @settings(max_examples=300, deadline=None)
         @given(st.lists(_PART, max_size=12))
@@ -273,7 +273,7 @@ def test_any_property_string_is_treated_alike(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_the_frames_of_one_read_are_answered_in_order_with_others_between_them(tmp_path: Path) -> None:
+def test_frames_of_one_read_are_answered_in_order_on_both_paths(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         connection, outside = broker.connect(express=True)
         delayed = frame({"i": "DELAY\x013\x02"}, b"later")
@@ -295,7 +295,7 @@ def test_the_frames_of_one_read_are_answered_in_order_with_others_between_them(t
     with_broker(tmp_path, work)
 
 
-async def test_queues_that_come_with_the_sends_of_one_read_are_made_in_turns_and_keep_their_order(
+async def test_queues_created_by_sends_of_one_read_are_made_in_bounded_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues, each = 100, 3
@@ -326,7 +326,7 @@ async def test_queues_that_come_with_the_sends_of_one_read_are_made_in_turns_and
         writer.close()
 
 
-def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: Path) -> None:
+def test_sync_flush_answers_no_send_before_its_fsync(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         connection, outside = broker.connect(express=True)
         connection.data_received(frame({}, b"0") + frame({"i": "WAIT\x01false\x02"}, b"1") + frame({}, b"2"))
@@ -349,7 +349,7 @@ class DeadWriter:
         raise OSError("the disk is gone")
 
 
-def test_a_store_that_refuses_is_answered_by_the_general_way(tmp_path: Path) -> None:
+def test_send_to_a_failed_store_is_answered_by_the_general_path(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         file = broker.store.file_at(broker.store.newest_segment_base)
         assert file is not None

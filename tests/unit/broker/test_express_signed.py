@@ -57,7 +57,7 @@ def code_of(broker: Broker, lane: bool, *, ext: dict[str, Any] | None = None) ->
 
 
 @pytest.mark.parametrize("flag", [0, 2], ids=["two-way", "one-way"])
-def test_a_signed_plain_send_is_stored_and_answered_as_by_the_general_way(tmp_path: Path, flag: int) -> None:
+def test_signed_plain_send_equals_one_by_the_general_path(tmp_path: Path, flag: int) -> None:
     def work(broker: Broker) -> None:
         for name, ext in PLAIN.items():
             known = {field: value for field, value in ext.items() if field != "zz"}
@@ -70,7 +70,7 @@ def test_a_signed_plain_send_is_stored_and_answered_as_by_the_general_way(tmp_pa
     with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
 
 
-def test_what_is_not_plain_is_left_to_the_general_way_as_without_signatures(tmp_path: Path) -> None:
+def test_signed_send_that_is_not_plain_is_left_to_the_general_path(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         for name, ext in NOT_PLAIN.items():
             broker.send(ext, b"body", express=True)
@@ -80,7 +80,7 @@ def test_what_is_not_plain_is_left_to_the_general_way_as_without_signatures(tmp_
     with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
 
 
-def test_a_field_that_the_lane_does_not_know_is_covered_by_the_signature_all_the_same(tmp_path: Path) -> None:
+def test_field_unknown_to_the_fast_path_is_covered_by_the_signature(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         assert code_of(broker, lane=False, ext={"zz": "?"}) == ResponseCode.SUCCESS
         broker.signer = lambda ext, body: {**ROOT(ext, body), "zz": "added by another"}
@@ -89,7 +89,7 @@ def test_a_field_that_the_lane_does_not_know_is_covered_by_the_signature_all_the
     with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
 
 
-def test_what_is_not_signed_or_not_rightly_is_refused(tmp_path: Path) -> None:
+def test_send_without_a_valid_signature_is_refused(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         for signer in (
             None,
@@ -108,7 +108,7 @@ def test_what_is_not_signed_or_not_rightly_is_refused(tmp_path: Path) -> None:
     with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
 
 
-def test_a_changed_or_deleted_user_or_policy_counts_from_the_next_send_on(tmp_path: Path) -> None:
+def test_changed_or_deleted_user_or_policy_applies_to_the_next_send(tmp_path: Path) -> None:
     alice = User("alice's secret")
 
     def work(broker: Broker) -> None:
@@ -134,7 +134,7 @@ def test_a_changed_or_deleted_user_or_policy_counts_from_the_next_send_on(tmp_pa
     with_broker(tmp_path, work, signer=ROOT, **AUTHORIZED)
 
 
-def test_the_sends_of_one_read_are_each_asked_who_signed_them(tmp_path: Path) -> None:
+def test_signatures_of_sends_in_one_read_are_checked_individually(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         change(broker, User("alice's secret"))  # may not send
         connection, outside = broker.connect(express=True)
@@ -156,7 +156,7 @@ def test_the_sends_of_one_read_are_each_asked_who_signed_them(tmp_path: Path) ->
     with_broker(tmp_path, work, signer=ROOT, **AUTHORIZED)
 
 
-def test_users_that_cannot_be_read_let_nobody_send(tmp_path: Path) -> None:
+def test_unreadable_users_file_refuses_all_sends(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         assert code_of(broker, lane=True) == ResponseCode.SUCCESS
         path = tmp_path / "store" / "config" / "auth" / "auth.json"
@@ -174,7 +174,7 @@ _MAY = {"i": _TEXT, "j": _NUMBER, "k": _TRUTH, "l": _NUMBER, "m": _TRUTH, "n": _
 
 
 @given(st.fixed_dictionaries(_MUST, optional=_MAY), _TEXT)
-def test_the_lane_covers_the_fields_as_every_signature_does(fields: dict[str, Any], user: str) -> None:
+def test_fast_path_signs_the_same_text_as_any_client(fields: dict[str, Any], user: str) -> None:
     whole = signed(user, "secret", {name: str(value) for name, value in fields.items()}, b"body")
     frame = msgspec.json.encode({"flag": 0, "opaque": 1, "extFields": whole})
     read = msgspec.json.decode(frame, type=SignedSendV2Frame, strict=False)
@@ -191,7 +191,7 @@ _CHANGED = {
 }  # fmt: skip
 
 
-def test_no_field_can_be_changed_added_taken_away_or_moved_behind_a_signature(tmp_path: Path) -> None:
+def test_changed_added_removed_or_moved_field_invalidates_the_signature(tmp_path: Path) -> None:
     def without(name: str) -> Any:
         return lambda ext, body: {field: text for field, text in ROOT(ext, body).items() if field != name}
 
@@ -222,7 +222,7 @@ def test_no_field_can_be_changed_added_taken_away_or_moved_behind_a_signature(tm
     with_broker(tmp_path, work, signer=ROOT, **AUTHORIZED)
 
 
-def test_of_two_fields_of_one_name_the_lane_covers_the_one_that_it_takes(tmp_path: Path) -> None:
+def test_signature_of_a_duplicate_field_covers_the_value_that_is_used(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         whole = frame(_SENT, b"body", 0, ROOT)
         header = whole[8 : 8 + int.from_bytes(whole[4:8], "big")]
@@ -250,9 +250,7 @@ def test_of_two_fields_of_one_name_the_lane_covers_the_one_that_it_takes(tmp_pat
 
 @pytest.mark.parametrize("bad", [{"signer": "wrong"}, {"ext": {"i": "DELAY\x013\x02"}}], ids=["wrong key", "delayed"])
 @pytest.mark.parametrize("share", [1, 2, 7], ids=["all", "every second", "every seventh"])
-def test_what_the_lane_reads_ahead_in_vain_is_no_more_than_what_it_took(
-    tmp_path: Path, bad: dict[str, Any], share: int
-) -> None:
+def test_fast_path_parses_ahead_no_more_than_it_takes(tmp_path: Path, bad: dict[str, Any], share: int) -> None:
     """A client that sends many requests for the general path causes no additional work per request."""
 
     def work(broker: Broker) -> None:
@@ -284,7 +282,7 @@ def test_what_the_lane_reads_ahead_in_vain_is_no_more_than_what_it_took(
     with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
 
 
-def test_a_value_that_is_written_in_another_way_is_left_to_the_general_way(tmp_path: Path) -> None:
+def test_value_in_another_notation_is_left_to_the_general_path(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
         assert code_of(broker, lane=False, ext={"m": "False"}) == ResponseCode.SUCCESS
 

@@ -24,7 +24,7 @@ class BrokenStore:
         raise OSError("Input/output error")
 
 
-async def test_after_a_failed_sync_who_waited_and_who_comes_later_both_hear_of_it() -> None:
+async def test_failed_fsync_is_raised_to_waiting_and_later_callers() -> None:
     failures: list[BaseException] = []
     store: Any = BrokenStore()
     flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append, faults=Faults())
@@ -82,7 +82,7 @@ def spoilt(code: int) -> bytes:
     raise ValueError("a header of 70000 bytes")
 
 
-async def test_what_goes_wrong_behind_a_sync_neither_ends_the_flusher_nor_costs_an_answer() -> None:
+async def test_failure_after_an_fsync_neither_stops_flushes_nor_loses_answers() -> None:
     store: Any = SoundStore()
     faults = Faults()
     flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=faults)
@@ -102,7 +102,7 @@ async def test_what_goes_wrong_behind_a_sync_neither_ends_the_flusher_nor_costs_
     flusher.close()
 
 
-async def test_an_answer_that_is_late_and_can_not_be_made_keeps_back_no_other() -> None:
+async def test_late_answer_that_cannot_be_rendered_delays_no_other() -> None:
     store: Any = SoundStore()
     clock = ManualClock()
     flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
@@ -115,7 +115,7 @@ async def test_an_answer_that_is_late_and_can_not_be_made_keeps_back_no_other() 
     flusher.close()
 
 
-async def test_no_send_waits_for_a_checkpoint() -> None:
+async def test_sends_do_not_wait_for_a_checkpoint() -> None:
     """A checkpoint fsyncs each written queue: thousands of files."""
 
     store: Any = SoundStore()
@@ -137,7 +137,7 @@ async def test_no_send_waits_for_a_checkpoint() -> None:
     flusher.close()
 
 
-async def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
+async def test_checkpoint_whose_fsync_failed_counts_as_a_failed_fsync() -> None:
     store: Any = SoundStore()
     store.wants_upkeep = True
     failures: list[BaseException] = []
@@ -154,7 +154,7 @@ async def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
     flusher.close()
 
 
-async def test_a_sync_that_could_not_be_begun_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fsync_that_could_not_start_is_retried_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """For want of file descriptors. An immediate retry would occupy the event loop."""
 
     store: Any = SoundStore()
@@ -189,7 +189,7 @@ class CutStore(SoundStore):
         return synced
 
 
-async def test_who_waited_for_what_was_cut_hears_of_it_and_the_next_is_served() -> None:
+async def test_waiter_for_truncated_bytes_gets_an_error_and_the_next_is_served() -> None:
     store: Any = CutStore()
     flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda _: None, faults=Faults())
     flushing = asyncio.create_task(flusher.run())

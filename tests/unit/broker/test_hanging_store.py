@@ -17,7 +17,7 @@ from tests.waiting import until
 TOPICS = 8
 
 
-async def test_topics_deleted_while_the_store_hangs_keep_no_thread_by_which_files_are_saved(
+async def test_topic_deletions_in_a_hanging_store_occupy_no_thread_of_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))

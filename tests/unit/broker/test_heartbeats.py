@@ -52,9 +52,7 @@ async def beat(connection: Connection, body: bytes) -> str:
     return answer.ext["IS_SUB_CHANGE"]
 
 
-async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_its_client_lives(
-    tmp_path: Path, read: list[int]
-) -> None:
+async def test_repeated_heartbeat_is_not_parsed_and_keeps_its_client_alive(tmp_path: Path, read: list[int]) -> None:
     async with running(tmp_path) as (broker, connection):
         clients, body = broker.clients, heartbeat("A", fingerprint=7)
         assert await beat(connection, body) == "true"
@@ -67,15 +65,13 @@ async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_its_cl
         assert len(read) == 2
 
 
-async def test_without_a_fingerprint_the_answer_stays_that_something_may_have_changed(
-    tmp_path: Path, read: list[int]
-) -> None:
+async def test_heartbeat_without_a_fingerprint_is_always_answered_as_a_change(tmp_path: Path, read: list[int]) -> None:
     async with running(tmp_path) as (_, connection):
         assert [await beat(connection, heartbeat("A")) for _ in range(3)] == ["true"] * 3
         assert len(read) == 1
 
 
-async def test_a_heartbeat_is_read_again_once_what_it_says_no_longer_stands(tmp_path: Path, read: list[int]) -> None:
+async def test_repeated_heartbeat_is_parsed_once_its_state_was_replaced(tmp_path: Path, read: list[int]) -> None:
     async with running(tmp_path) as (broker, connection):
         context, body = broker, heartbeat("A")
         await beat(connection, body)
@@ -107,7 +103,7 @@ async def test_a_heartbeat_is_read_again_once_what_it_says_no_longer_stands(tmp_
         assert len(read) == known
 
 
-def test_what_a_group_subscribes_to_is_no_business_of_the_garbage_collector() -> None:
+def test_wide_subscriptions_are_not_tracked_by_the_garbage_collector() -> None:
     body = heartbeat("A", tuple(f"topic-{number}" for number in range(2_000)))
     gc.collect()
     gc.disable()
@@ -124,7 +120,7 @@ def test_what_a_group_subscribes_to_is_no_business_of_the_garbage_collector() ->
 WIDE = tuple(f"a-topic-of-many-{number}" for number in range(2_000))
 
 
-def test_a_wide_heartbeat_is_compared_in_slices_and_its_group_has_one_of_two_states(
+def test_wide_heartbeat_is_compared_in_slices_and_applied_atomically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, others = client_manager._size, tuple(f"other-{topic}" for topic in WIDE)
@@ -158,7 +154,7 @@ def subscriptions(broker: BrokerController) -> list[SubscriptionData]:
     return list(broker.clients.consumers["g"].subscriptions.values())
 
 
-async def test_a_heartbeat_whose_group_changes_between_two_slices_is_compared_again(tmp_path: Path) -> None:
+async def test_heartbeat_whose_group_changes_between_slices_is_compared_again(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         clients, kinds = broker.clients, ("", "", "")
         channel = ClientChannel(connection, "A", "JAVA", 1, 0.0, 0)
@@ -185,7 +181,7 @@ async def test_a_heartbeat_whose_group_changes_between_two_slices_is_compared_ag
         assert left == 3
 
 
-async def test_what_a_connection_says_after_a_wide_heartbeat_is_heard_after_it(tmp_path: Path) -> None:
+async def test_requests_behind_a_wide_heartbeat_are_handled_after_it(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         consumers = broker.clients.consumers
         await asyncio.gather(
@@ -203,7 +199,7 @@ async def test_what_a_connection_says_after_a_wide_heartbeat_is_heard_after_it(t
         assert "p" not in broker.clients.producers
 
 
-async def test_a_wide_heartbeat_whose_connection_goes_meanwhile_leaves_nobody_behind(
+async def test_connection_closed_during_a_wide_heartbeat_leaves_no_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as (broker, _):

@@ -201,5 +201,5 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_all_that_is_confirmed_is_archived_once_whatever_becomes_of_the_members(seed: int) -> None:
+def test_confirmed_messages_are_archived_once_in_any_history(seed: int) -> None:
     History(seed).run()

@@ -160,7 +160,7 @@ def records(root: Path) -> Iterator[bytes]:
         store.shutdown()
 
 
-def test_log_and_tables_are_what_a_slave_would_have_and_the_source_is_only_read(tmp_path: Path, apache: Apache) -> None:
+def test_imported_log_and_tables_equal_a_slaves_and_source_is_unchanged(tmp_path: Path, apache: Apache) -> None:
     before, root = apache.contents(), tmp_path / "neve"
     report = take_in(root, apache.root)
     assert (report.log_begin, report.log_end, report.cut, report.topics, report.groups) == (0, apache.end, 0, 3, 1)
@@ -192,7 +192,7 @@ class Breaking(RealDisk):
         return super().read_at(path, offset, size)
 
 
-def test_an_import_that_was_cut_short_anywhere_goes_on_and_nothing_else_starts_there(
+def test_interrupted_import_resumes_and_blocks_any_other_start(
     tmp_path: Path, apache: Apache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_broker, "_CHUNK", 100_000)
@@ -216,7 +216,7 @@ def test_an_import_that_was_cut_short_anywhere_goes_on_and_nothing_else_starts_t
     assert list(records(root)) == apache.records
 
 
-def test_what_a_killed_broker_left_torn_at_its_end_is_cut_and_told(tmp_path: Path) -> None:
+def test_torn_end_of_a_killed_brokers_log_is_truncated_and_reported(tmp_path: Path) -> None:
     apache = Apache(tmp_path / "apache", killed=True)
     assert apache.last is not None
     at, raw = apache.last
@@ -230,7 +230,7 @@ def test_what_a_killed_broker_left_torn_at_its_end_is_cut_and_told(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("file", "killed"), [(0, True), (0, False), (2, False)])
-def test_damage_that_no_kill_explains_is_refused(tmp_path: Path, file: int, killed: bool) -> None:
+def test_damage_that_a_kill_does_not_explain_is_refused(tmp_path: Path, file: int, killed: bool) -> None:
     apache = Apache(tmp_path / "apache", killed=killed)
     with apache.file(file).open("r+b") as opened:
         opened.seek(5000)
@@ -241,7 +241,7 @@ def test_damage_that_no_kill_explains_is_refused(tmp_path: Path, file: int, kill
 
 
 @pytest.mark.parametrize("number", [0, 7])
-def test_damage_of_what_had_come_to_the_disk_is_no_torn_end(tmp_path: Path, number: int) -> None:
+def test_damaged_record_that_was_fsynced_is_refused(tmp_path: Path, number: int) -> None:
     """Also in the newest file: the records behind it are intact and would be lost silently."""
     apache = Apache(tmp_path / "apache", killed=True)
     frames = _frames(apache, 2)
@@ -264,7 +264,7 @@ def test_damage_of_what_had_come_to_the_disk_is_no_torn_end(tmp_path: Path, numb
 
 
 @pytest.mark.parametrize("names", [Names(reached="127.0.0.1:1"), Names(known="127.0.0.1:1")])
-def test_nothing_is_copied_of_a_broker_that_is_there(tmp_path: Path, apache: Apache, names: Names) -> None:
+def test_running_broker_is_not_imported(tmp_path: Path, apache: Apache, names: Names) -> None:
     """Messages that it accepts until it is stopped would be missing, and a directory is not imported twice."""
     with pytest.raises(StartupError, match=r"stop (it|that one) first"):
         take_in(tmp_path / "neve", apache.root, names=names)
@@ -282,7 +282,7 @@ def _frames(apache: Apache, number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [0, 7])
-def test_records_behind_a_damaged_head_are_not_passed_over(
+def test_records_behind_a_damaged_header_are_not_skipped(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_broker, "_CHUNK", 10_007)
@@ -297,7 +297,7 @@ def test_records_behind_a_damaged_head_are_not_passed_over(
     assert (report.log_end, report.cut) == (2 * FILE_SIZE + at, apache.end - 2 * FILE_SIZE - at)
 
 
-def test_what_a_start_has_cut_off_and_left_in_its_file_is_no_part_of_the_log(apache: Apache, tmp_path: Path) -> None:
+def test_records_behind_a_truncation_are_not_imported(apache: Apache, tmp_path: Path) -> None:
     *_, before, cut, left = _frames(apache, 2)
     with apache.file(2).open("r+b") as file:
         file.seek(cut)
@@ -309,7 +309,7 @@ def test_what_a_start_has_cut_off_and_left_in_its_file_is_no_part_of_the_log(apa
     assert (report.log_end, report.cut) == (2 * FILE_SIZE + cut, 0)
 
 
-def test_a_killed_broker_whose_newest_file_has_nothing_whole_is_imported(tmp_path: Path) -> None:
+def test_killed_broker_whose_newest_file_has_no_whole_record_is_imported(tmp_path: Path) -> None:
     apache = Apache(tmp_path / "apache", killed=True)
     with apache.file(2).open("r+b") as file:
         file.seek(20)  # only the first bytes of the header reached the disk
@@ -361,7 +361,7 @@ def _odd_size(apache: Apache) -> None:
         (lambda _: None, ["mappedFileSizeCommitLog=2m"], f"set mappedFileSizeCommitLog={FILE_SIZE}"),
     ],
 )
-def test_what_can_not_be_imported_is_refused_before_anything_is_written(
+def test_unsuitable_directory_is_refused_before_any_write(
     tmp_path: Path, apache: Apache, change: Any, settings: list[str], why: str
 ) -> None:
     change(apache)
@@ -369,7 +369,7 @@ def test_what_can_not_be_imported_is_refused_before_anything_is_written(
     assert not (tmp_path / "neve" / "import.json").exists()
 
 
-def test_a_table_that_is_torn_is_read_from_the_one_before(tmp_path: Path, apache: Apache) -> None:
+def test_torn_table_is_read_from_its_backup(tmp_path: Path, apache: Apache) -> None:
     path = apache.root / "config" / "consumerOffset.json"
     path.with_name("consumerOffset.json.bak").write_text('{"offsetTable":{"orders@g":{0:40}}}')
     path.write_bytes(b"")
@@ -378,7 +378,7 @@ def test_a_table_that_is_torn_is_read_from_the_one_before(tmp_path: Path, apache
     assert offsets == {"orders@g": {"0": 40}}
 
 
-def test_a_broker_that_writes_meanwhile_is_told(tmp_path: Path, apache: Apache) -> None:
+def test_broker_that_writes_during_the_import_is_reported(tmp_path: Path, apache: Apache) -> None:
     class Writing(RealDisk):
         """A disk on which another record is appended during the last read."""
 

@@ -89,7 +89,7 @@ def test_damaged_own_record_is_ignored_and_the_one_before_it_counts(store: Messa
     assert records.ignored[TOPIC] == 1
 
 
-def test_record_that_was_cut_off_the_log_is_not_the_newest(store: MessageStore) -> None:
+def test_truncated_record_is_not_the_newest(store: MessageStore) -> None:
     records = InternalRecords(store)
     put(store, b"stays", own=True)
     border = store.max_physical_offset
@@ -102,9 +102,7 @@ def test_record_that_was_cut_off_the_log_is_not_the_newest(store: MessageStore) 
     assert last(records) == b"stays"
 
 
-def test_record_that_was_read_during_a_cut_is_not_remembered(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_read_during_a_truncation_is_not_cached(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queues of a truncation are hidden in several turns. A search between two of them finds truncated records."""
     monkeypatch.setattr(message_store, "_QUEUES_AT_ONCE", 1)
     records = InternalRecords(store)

@@ -17,7 +17,7 @@ from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running
 
 
-async def test_what_is_set_holds_over_a_restart_and_over_file_and_command_line(
+async def test_changed_setting_overrides_file_and_command_line_after_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, "transactionCheckMax=15") as (broker, connection):
@@ -36,7 +36,7 @@ async def test_what_is_set_holds_over_a_restart_and_over_file_and_command_line(
         assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (18, 1 << 30)
 
 
-async def test_a_refused_change_changes_nothing_and_is_not_kept(tmp_path: Path) -> None:
+async def test_refused_change_has_no_effect_and_is_not_saved(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, b"transactionCheckMax=9\n")).code == 0
         for body, unset in (
@@ -60,7 +60,7 @@ class _NothingIsKept(RealDisk):
         super().write_atomic(path, data)
 
 
-async def test_what_cannot_be_kept_is_not_in_force(tmp_path: Path) -> None:
+async def test_change_that_cannot_be_saved_is_not_applied(tmp_path: Path) -> None:
     async with running(tmp_path, disk=_NothingIsKept()) as (broker, connection):
         answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, b"transactionCheckMax=9\n")
         assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -68,7 +68,7 @@ async def test_what_cannot_be_kept_is_not_in_force(tmp_path: Path) -> None:
         assert broker.config.transaction_check_max == 15
 
 
-async def test_kept_key_of_another_version_is_ignored_and_kept(
+async def test_saved_key_of_another_version_is_ignored_and_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "config" / "keptConfig.json"
@@ -83,7 +83,7 @@ async def test_kept_key_of_another_version_is_ignored_and_kept(
 
 
 @pytest.mark.parametrize("text", ['{"neveFormat":2,"keys":{}}', '{"keys":[]}', "\x00\x00"])
-async def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
+async def test_unreadable_file_stops_the_start_with_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config" / "keptConfig.json"
     path.parent.mkdir()
     path.write_text(text)

@@ -47,7 +47,7 @@ def test_each_send_and_each_pull_that_found_messages_is_timed(tmp_path: Path, fl
     assert any(name.startswith("neve_build_info{") and 'version="' in name for name in found)
 
 
-def test_what_the_process_uses_is_not_looked_at_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_metrics_are_collected_outside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector lists all open files: 20,000 of them take 15 ms."""
     looked, collect = list[threading.Thread](), ProcessCollector.collect
 
@@ -66,7 +66,7 @@ def test_what_the_process_uses_is_not_looked_at_on_the_loop(tmp_path: Path, monk
     assert looked[0] is not threading.main_thread()
 
 
-def test_a_request_that_nobody_signed_is_counted(tmp_path: Path) -> None:
+def test_unsigned_request_is_counted_as_refused(tmp_path: Path) -> None:
     user = 'initAuthenticationUser={"username":"admin","password":"secret"}'
 
     async def scenario() -> dict[str, float]:

@@ -42,14 +42,14 @@ def _in(state: State) -> BrokerLife:
     return life
 
 
-def test_every_cell_is_decided() -> None:
+def test_every_pair_of_state_and_event_has_a_transition() -> None:
     assert {(state, event) for state, row in TRANSITIONS.items() for event in row} == set(
         itertools.product(State, Event)
     )
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
-def test_each_event_leads_where_the_table_says(state: State, event: Event) -> None:
+def test_each_event_leads_to_the_state_of_the_table(state: State, event: Event) -> None:
     life, following = _in(state), TRANSITIONS[state][event]
     if following is None:
         with pytest.raises(AssertionError, match=event.name):
@@ -63,21 +63,21 @@ def test_each_event_leads_where_the_table_says(state: State, event: Event) -> No
     assert life.refusal == (_WHY if following is State.REFUSING else None)
 
 
-def test_nothing_leads_out_of_a_failed_sync() -> None:
+def test_failed_sync_is_a_final_state() -> None:
     assert set(TRANSITIONS[State.FAILED].values()) == {State.FAILED}
     life = _in(State.FAILED)
     assert life.exit_code == EXIT_FAILED
     assert life.end_wanted.is_set()
 
 
-def test_a_sync_that_fails_during_the_start_is_not_forgotten_when_the_start_ends() -> None:
+def test_failed_sync_during_the_start_persists_after_it() -> None:
     life = _in(State.STARTING)
     _happen(life, Event.SYNC_FAILED)
     _happen(life, Event.STARTED)
     assert not life.accepting
 
 
-def test_a_stop_that_is_asked_for_changes_nothing_until_it_begins() -> None:
+def test_requested_stop_changes_nothing_until_it_begins() -> None:
     life = _in(State.SERVING)
     life.ask_to_end()
     assert life.end_wanted.is_set()
@@ -85,7 +85,7 @@ def test_a_stop_that_is_asked_for_changes_nothing_until_it_begins() -> None:
     assert life.exit_code == 0
 
 
-def test_a_disk_that_stays_full_is_full_since_the_first_look() -> None:
+def test_full_disk_is_dated_from_its_first_detection() -> None:
     clock = ManualClock()
     life = BrokerLife(clock)
     life.started()

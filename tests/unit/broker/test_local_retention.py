@@ -35,7 +35,7 @@ def fill(broker: BrokerController, monkeypatch: pytest.MonkeyPatch, percent: int
         (86, "diskSpaceCleanForciblyRatio=95", 0),
     ],
 )
-async def test_without_an_archive_the_oldest_goes_when_the_disk_is_full(
+async def test_oldest_segments_are_deleted_on_a_full_disk_without_an_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: int, setting: str, evicted: int
 ) -> None:
     async with running(tmp_path / "data", *filter(None, [setting])) as (broker, connection):
@@ -47,7 +47,7 @@ async def test_without_an_archive_the_oldest_goes_when_the_disk_is_full(
         assert broker.store.min_offset("orders", 0) == evicted
 
 
-async def test_a_trace_of_each_message_keeps_no_archived_segment_on_a_crowded_disk(
+async def test_trace_messages_do_not_keep_archived_segments_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = f"storeUrl=dir:{tmp_path / 'store'}"
@@ -67,17 +67,17 @@ async def test_a_trace_of_each_message_keeps_no_archived_segment_on_a_crowded_di
 
 
 @pytest.mark.parametrize(("text", "hours"), [("04", {4}), ("4;16", {4, 16}), ("", set())])
-def test_the_hours_of_deletion_are_read_as_rocketmq_writes_them(text: str, hours: set[int]) -> None:
+def test_delete_when_is_parsed_in_rocketmqs_format(text: str, hours: set[int]) -> None:
     assert BrokerConfig(delete_when=text).delete_hours == hours
 
 
 @pytest.mark.parametrize("text", ["24", "night", "-1"])
-def test_an_hour_that_no_day_has_is_refused(text: str) -> None:
+def test_invalid_hour_of_delete_when_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="deleteWhen"):
         BrokerConfig(delete_when=text).delete_hours  # noqa: B018
 
 
-def test_a_topics_own_bound_is_the_first_that_fits() -> None:
+def test_first_matching_maximum_age_applies_to_a_topic() -> None:
     config = BrokerConfig(archive_max_age_by_topic="pay*=30s; pay_late=2d ;audit=1d;*=6h")
     assert config.archive_max_ages == [
         ("pay*", 30_000),
@@ -94,7 +94,7 @@ def test_a_topics_own_bound_is_the_first_that_fits() -> None:
 @pytest.mark.parametrize(
     "text", ["audit", "audit=", "=1d", "a*b=1d", "a,b=1d", "a=1d,b=1d", "audit=1x", "audit=31d", "audit=0"]
 )
-def test_a_bound_that_is_none_is_refused(text: str) -> None:
+def test_malformed_maximum_age_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"archiveMaxAgeByTopic.*with ;"):
         BrokerConfig(archive_max_age_by_topic=text).archive_max_ages  # noqa: B018
 
@@ -113,7 +113,7 @@ def test_delta_topic_that_no_topic_matches_is_refused(text: str) -> None:
         ConfiguredPolicy(config, cast(TopicConfigManager, None), cast(MessageStore, None))
 
 
-async def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp_path: Path) -> None:
+async def test_objects_are_encoded_in_the_data_directory_and_leftovers_deleted(tmp_path: Path) -> None:
     """A `/tmp` in memory can be too small for large objects."""
     left = tmp_path / "data/archive/encode/neve-offload-x"
     left.mkdir(parents=True)

@@ -84,7 +84,7 @@ def put(store: MessageStore, queue_id: int) -> None:
     store.put("t", queue_id, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
 
 
-async def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
+async def test_minimums_raised_by_a_ttl_are_one_write_outside_the_loop() -> None:
     disk, clock = NotingDisk(), ManualClock()
     store = store_on(disk, clock)
     for queue_id in range(QUEUES):
@@ -109,7 +109,7 @@ async def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() ->
         assert after.min_offset("t", queue_id) == after.max_offset("t", queue_id) == 1
 
 
-async def test_an_evicted_file_is_taken_from_the_disk_beside_the_loop() -> None:
+async def test_evicted_file_is_removed_outside_the_loop() -> None:
     disk, clock = NotingDisk(), ManualClock()
     store = store_on(disk, clock)
     put(store, 0)
@@ -142,7 +142,7 @@ def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
     return counter
 
 
-async def test_the_queues_of_one_topic_are_looked_at_in_slices_whether_they_have_anything_or_not(
+async def test_queues_of_a_topic_are_read_in_slices_even_if_they_are_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, queues = ManualClock(), 500
@@ -170,7 +170,7 @@ async def test_the_queues_of_one_topic_are_looked_at_in_slices_whether_they_have
     assert [store.min_offset("t", queue_id) for queue_id in range(queues)] == [1] * queues
 
 
-def test_an_older_image_of_the_queues_state_never_replaces_a_newer_one() -> None:
+def test_older_image_of_the_queues_state_does_not_replace_a_newer_one() -> None:
     disk, clock = SimDisk(), ManualClock()
     store = store_on(disk, clock)
     put(store, 0)
@@ -181,7 +181,7 @@ def test_an_older_image_of_the_queues_state_never_replaces_a_newer_one() -> None
     assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
 
 
-async def test_the_names_that_are_forgotten_are_written_beside_the_loop() -> None:
+async def test_dropped_names_are_written_outside_the_loop() -> None:
     disk = NotingDisk()
     store = store_on(disk, ManualClock())
     put(store, 0)
@@ -201,7 +201,7 @@ async def test_the_names_that_are_forgotten_are_written_beside_the_loop() -> Non
     assert len(disk.written) == 1, "nothing to write"
 
 
-async def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs() -> None:
+async def test_slaves_jobs_neither_seal_nor_empty_its_segments() -> None:
     clock = ManualClock()
     store = store_on(SimDisk(), clock)
     put(store, 0)
@@ -230,7 +230,7 @@ def ranges_of(store: MessageStore, topics: Iterable[str]) -> list[TopicRange]:
     return [TopicRange(topic, 0, store.max_physical_offset) for topic in topics]
 
 
-async def test_what_many_topics_have_is_looked_up_many_at_a_time_and_one_that_cant_be_read_fails_alone(
+async def test_many_topics_are_looked_up_per_call_and_a_damaged_one_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, topics = ManualClock(), [f"t{number}" for number in range(300)]
@@ -261,7 +261,7 @@ async def test_what_many_topics_have_is_looked_up_many_at_a_time_and_one_that_ca
     assert looks.most <= 2 * 16
 
 
-async def test_what_is_older_than_a_time_is_looked_up_in_slices_and_a_damaged_topic_stops_no_other(
+async def test_aged_offsets_are_read_in_slices_and_a_damaged_topic_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, queues = ManualClock(1_000), 40
@@ -292,7 +292,7 @@ async def test_what_is_older_than_a_time_is_looked_up_in_slices_and_a_damaged_to
     assert (looks.all, looks.most <= 16) == (queues + 2, True)
 
 
-async def test_of_ranges_that_are_not_asked_for_yet_no_more_is_held_than_one_look_finds(
+async def test_entries_are_fetched_lazily_one_lookup_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hot_store, "_ENTRIES_AT_ONCE", 10)
@@ -311,7 +311,7 @@ async def test_of_ranges_that_are_not_asked_for_yet_no_more_is_held_than_one_loo
     assert calls == [1, 2, 2, 3, 3, 4]
 
 
-async def test_what_was_erased_is_hidden_by_a_write_beside_the_loop_which_is_made_again_where_it_failed() -> None:
+async def test_erased_rows_are_hidden_by_a_write_outside_the_loop_and_retried() -> None:
     disk, clock = NotingDisk(), ManualClock()
     store = store_on(disk, clock)
     for queue_id in range(QUEUES):
@@ -343,7 +343,7 @@ async def test_what_was_erased_is_hidden_by_a_write_beside_the_loop_which_is_mad
         assert after.get("t", queue_id, 1, 1, 100).status == "NO_MATCHED_MESSAGE"
 
 
-async def test_a_job_waits_for_the_end_of_a_cut_before_it_reads_or_hides() -> None:
+async def test_job_waits_for_the_end_of_a_truncation_before_it_reads_or_hides() -> None:
     clock = ManualClock()
     store = store_on(SimDisk(), clock)
     put(store, 0)

@@ -78,7 +78,7 @@ async def knows(asker: Connection, name: str) -> bool:
     return (await ask(asker, Code.GET_ROUTEINFO_BY_TOPIC, topic=name)).code == 0
 
 
-async def test_each_topic_is_told_by_itself_and_the_table_a_moment_later(tmp_path: Path, told: Counter[str]) -> None:
+async def test_new_topic_is_registered_alone_and_its_table_saved_later(tmp_path: Path, told: Counter[str]) -> None:
     disk = CountedDisk()
     async with (
         name_server(tmp_path / "n") as (address, asker),
@@ -100,7 +100,7 @@ async def test_each_topic_is_told_by_itself_and_the_table_a_moment_later(tmp_pat
         await until(lambda: told["whole"] > seen)
 
 
-async def test_a_topic_that_was_made_is_there_after_a_kill(tmp_path: Path) -> None:
+async def test_created_topic_exists_after_a_kill(tmp_path: Path) -> None:
     """Its record is in the log, although the table's file was not written."""
 
     async with running(tmp_path, "flushConsumerOffsetInterval=10m", disk=(disk := CountedDisk())) as (
@@ -119,7 +119,7 @@ async def test_a_topic_that_was_made_is_there_after_a_kill(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("code", [ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION])
-async def test_a_name_server_that_takes_no_single_topic_is_told_all(
+async def test_name_server_without_single_registrations_gets_all_topics(
     tmp_path: Path,
     told: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -152,7 +152,7 @@ async def test_a_name_server_that_takes_no_single_topic_is_told_all(
     assert "not so" in warning.getMessage()
 
 
-async def test_a_name_server_that_could_not_take_one_topic_is_asked_again_with_the_next(
+async def test_name_server_that_refused_one_topic_gets_the_next_one_alone(
     tmp_path: Path, told: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
@@ -176,7 +176,7 @@ async def test_a_name_server_that_could_not_take_one_topic_is_asked_again_with_t
     assert (refused, told["single"]) == (["a"], 1)
 
 
-async def test_a_name_server_that_is_newer_in_its_next_life_takes_topics_by_themselves(
+async def test_name_server_upgraded_by_a_restart_gets_single_registrations(
     tmp_path: Path, told: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: RequestProcessor, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -197,7 +197,7 @@ async def test_a_name_server_that_is_newer_in_its_next_life_takes_topics_by_them
         assert (told["single"], await knows(asker, "c")) == (1, True)
 
 
-async def test_a_topic_that_is_deleted_while_others_are_told_is_not_told_behind_its_deletion(
+async def test_topic_deleted_during_a_registration_is_not_registered_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the name server would have its route until the broker's next change of topics."""
@@ -229,7 +229,7 @@ async def test_a_topic_that_is_deleted_while_others_are_told_is_not_told_behind_
         assert not await knows(asker, "doomed")
 
 
-async def test_a_name_server_that_was_started_anew_is_told_all(tmp_path: Path, told: Counter[str]) -> None:
+async def test_restarted_name_server_gets_all_topics(tmp_path: Path, told: Counter[str]) -> None:
     async with name_server(tmp_path / "n") as (address, _):
         pass
     async with (

@@ -52,7 +52,7 @@ async def serving(
         await server.shutdown()
 
 
-def test_a_master_with_an_address_of_ipv6_is_reached() -> None:
+def test_master_with_an_ipv6_address_is_reached() -> None:
     async def scenario() -> None:
         api = MasterApi(config())
         async with serving(host="::1") as (_, address, asked):
@@ -63,7 +63,7 @@ def test_a_master_with_an_address_of_ipv6_is_reached() -> None:
     run(scenario)
 
 
-def test_one_connection_serves_until_another_master_is_asked_or_it_is_gone() -> None:
+def test_connection_is_reused_until_the_master_changes_or_it_breaks() -> None:
     async def scenario() -> None:
         api = MasterApi(config())
         async with serving() as (_, first, asked), serving() as (_, second, others):
@@ -89,7 +89,7 @@ def test_one_connection_serves_until_another_master_is_asked_or_it_is_gone() -> 
     run(scenario)
 
 
-def test_what_is_asked_is_signed_where_servers_sign() -> None:
+def test_requests_are_signed_if_servers_sign() -> None:
     async def scenario() -> None:
         text = '{"accessKey":"inner","secretKey":"secret"}'
         api = MasterApi(config(f"innerClientAuthenticationCredentials={text}"))
@@ -101,7 +101,7 @@ def test_what_is_asked_is_signed_where_servers_sign() -> None:
     run(scenario)
 
 
-def test_whatever_goes_wrong_is_an_error_of_its_kind() -> None:
+def test_each_failure_raises_an_error_of_its_kind() -> None:
     async def scenario() -> None:
         api = MasterApi(config())
         async with serving(code=16) as (_, address, _asked):
@@ -116,7 +116,7 @@ def test_whatever_goes_wrong_is_an_error_of_its_kind() -> None:
     run(scenario)
 
 
-def test_who_closes_while_an_answer_is_awaited_leaves_nobody_waiting() -> None:
+def test_close_ends_requests_that_await_an_answer() -> None:
     async def scenario() -> None:
         came = asyncio.Event()
 
@@ -138,7 +138,7 @@ def test_who_closes_while_an_answer_is_awaited_leaves_nobody_waiting() -> None:
     run(scenario)
 
 
-def test_a_broker_that_leads_no_set_tells_stock_slaves_alone(tmp_path: Path) -> None:
+def test_broker_without_a_set_serves_only_stock_slaves(tmp_path: Path) -> None:
     """A stock slave saves no offsets without a version."""
 
     async def scenario() -> None:

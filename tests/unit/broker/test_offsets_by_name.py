@@ -22,7 +22,7 @@ def _told(offsets: ConsumerOffsetManager) -> tuple[set[str], set[str], set[tuple
     return set(offsets.topics_of("g")), set(offsets.groups_of("T")), set(offsets.pairs())
 
 
-def test_a_group_and_a_topic_know_each_other_through_commits_copies_deletions_and_a_restart() -> None:
+def test_groups_and_topics_stay_indexed_through_changes_and_a_restart() -> None:
     disk = SimDisk()
     disk.make_dirs(Path("/data"))
     offsets = _manager(disk)
@@ -44,7 +44,7 @@ def test_a_group_and_a_topic_know_each_other_through_commits_copies_deletions_an
     assert again.table() == {"U@copy": {1: 6}}
 
 
-def test_a_deleted_topic_or_group_takes_its_resets_and_pulls_with_it_whether_or_not_it_stood_anywhere() -> None:
+def test_deletion_of_a_topic_or_group_drops_its_resets_and_pull_offsets() -> None:
     offsets = _manager(SimDisk())
     offsets.commit_pull("g", "T", 0, 9)
     offsets.commit_pull("g", "U", 0, 9)

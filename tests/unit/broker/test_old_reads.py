@@ -90,9 +90,7 @@ def both(store: MessageStore) -> tuple[TieredStore, TieredStore]:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_what_is_read_from_the_file_is_what_the_mapping_shows(
-    store: MessageStore, disk: SlowDisk, cached: bool
-) -> None:
+def test_bytes_read_from_the_file_equal_those_of_the_mapping(store: MessageStore, disk: SlowDisk, cached: bool) -> None:
     disk.cached = cached
     old, mapped = both(store)
 
@@ -110,7 +108,7 @@ def test_what_is_read_from_the_file_is_what_the_mapping_shows(
     old.close()
 
 
-def test_only_what_lies_below_hot_bytes_leaves_the_mapping(store: MessageStore, disk: SlowDisk) -> None:
+def test_only_records_below_hot_bytes_are_read_outside_the_mapping(store: MessageStore, disk: SlowDisk) -> None:
     config = BrokerConfig(hot_bytes=5000)
     tiered = TieredStore(store, config)
     edge = store.max_physical_offset - 5000
@@ -124,7 +122,7 @@ def test_only_what_lies_below_hot_bytes_leaves_the_mapping(store: MessageStore, 
     tiered.close()
 
 
-def test_neighbours_in_the_log_are_one_read(store: MessageStore) -> None:
+def test_adjacent_records_are_one_read(store: MessageStore) -> None:
     runs = store.get("T", 0, 0, 10, 1 << 20, old_below=1).runs
     assert len(runs) == 10 and all(start < end for start, end in runs)
     (piece,) = pieces_of(store.file_at, runs)
@@ -135,7 +133,7 @@ def test_neighbours_in_the_log_are_one_read(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_a_segment_may_be_evicted_while_it_is_read(store: MessageStore, disk: SlowDisk, when: str) -> None:
+def test_segment_can_be_evicted_while_it_is_read(store: MessageStore, disk: SlowDisk, when: str) -> None:
     old, mapped = both(store)
 
     async def main() -> None:
@@ -155,7 +153,7 @@ def test_a_segment_may_be_evicted_while_it_is_read(store: MessageStore, disk: Sl
     old.close()
 
 
-def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStore, disk: SlowDisk) -> None:
+def test_hanging_disk_delays_only_its_readers(store: MessageStore, disk: SlowDisk) -> None:
     tiered = TieredStore(store, BrokerConfig(hot_bytes=2000))
 
     async def main() -> None:
@@ -175,7 +173,7 @@ def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStor
     tiered.close()
 
 
-def test_the_kernel_says_whether_a_part_of_a_map_is_in_memory(tmp_path: Path) -> None:
+def test_page_residency_of_a_mapping_is_the_kernels_answer(tmp_path: Path) -> None:
     path, size = tmp_path / "file", 4 << 20
     path.write_bytes(b"x" * size)
     real = RealDisk()

@@ -20,7 +20,7 @@ def appends(tree: ast.AST) -> Iterator[ast.Attribute]:
                 yield node
 
 
-def test_one_module_of_the_broker_calls_the_stores_append() -> None:
+def test_only_the_intake_calls_the_stores_append() -> None:
     callers = {
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "broker").rglob("*.py"))

@@ -34,7 +34,7 @@ def modules(*rooms: Path) -> Iterator[tuple[Path, ast.Module]]:
                 yield path.relative_to(ROOT), ast.parse(path.read_text("utf-8"))
 
 
-def test_nobody_outside_reading_asks_which_tier_has_a_message() -> None:
+def test_only_reading_asks_which_tier_has_a_message() -> None:
     asked = [
         f"{path}:{node.lineno} {node.attr}"
         for path, tree in modules(BROKER)
@@ -45,7 +45,7 @@ def test_nobody_outside_reading_asks_which_tier_has_a_message() -> None:
     assert asked == []
 
 
-def test_nobody_outside_reading_reads_the_archive() -> None:
+def test_only_reading_reads_the_archive() -> None:
     imports = {
         path
         for path, tree in modules(BROKER)
@@ -55,7 +55,7 @@ def test_nobody_outside_reading_reads_the_archive() -> None:
     assert imports == ATTACHES
 
 
-def test_no_request_reads_messages_past_the_one_question() -> None:
+def test_requests_read_messages_only_by_the_tiered_store() -> None:
     """A read of the local store would miss archived messages."""
     reads: dict[Path, set[str]] = {}
     for path, tree in modules(BROKER / "requests", BROKER / "pop"):

@@ -162,7 +162,7 @@ async def page(broker: BrokerController, path: str, series: str) -> float:
     return float(value)
 
 
-def test_it_follows_whom_the_name_server_names_and_serves_what_it_has(tmp_path: Path) -> None:
+def test_slave_follows_the_name_servers_master_and_serves_its_messages(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with master(tmp_path) as (front, theirs):
             settings = [*SLAVE, f"namesrvAddr={front.address}"]
@@ -204,7 +204,7 @@ def test_it_follows_whom_the_name_server_names_and_serves_what_it_has(tmp_path: 
     run(scenario)
 
 
-def test_a_master_that_moves_is_followed_to_where_it_is(tmp_path: Path) -> None:
+def test_master_with_a_new_address_is_followed_there(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with master(tmp_path) as (front, theirs):
             front.knows_master = False
@@ -225,7 +225,7 @@ def test_a_master_that_moves_is_followed_to_where_it_is(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_master_that_can_not_be_followed_is_told_by_name(tmp_path: Path) -> None:
+def test_unsuitable_master_is_reported_with_the_reason(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with master(tmp_path) as (front, _):
             front.settings["enableDLegerCommitLog"] = "true"
@@ -240,7 +240,7 @@ def test_a_master_that_can_not_be_followed_is_told_by_name(tmp_path: Path) -> No
     run(scenario)
 
 
-def test_a_directory_with_a_log_of_its_own_becomes_no_slaves(tmp_path: Path) -> None:
+def test_directory_with_an_own_log_is_refused_for_a_slave(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (_, connection):
             await send(connection, "t")
@@ -251,7 +251,7 @@ def test_a_directory_with_a_log_of_its_own_becomes_no_slaves(tmp_path: Path) -> 
     run(scenario)
 
 
-def test_a_slaves_directory_is_no_members(tmp_path: Path) -> None:
+def test_slaves_directory_is_refused_for_a_member_of_a_set(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
             master(tmp_path) as (front, _),
@@ -265,7 +265,7 @@ def test_a_slaves_directory_is_no_members(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_whom_the_log_is_of_must_be_readable(tmp_path: Path) -> None:
+def test_unreadable_file_of_the_followed_master_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "ha").mkdir()
     RealDisk().write_atomic(tmp_path / "ha" / "followed.json", b'{"cluster":')
 
@@ -287,19 +287,19 @@ def test_whom_the_log_is_of_must_be_readable(tmp_path: Path) -> None:
         ([*SLAVE, "replication=sync", "controllerAddr=a:1"], "a controller says who is what"),
     ],
 )
-def test_a_configuration_that_can_not_be_meant_is_refused(settings: list[str], fault: str) -> None:
+def test_contradictory_configuration_is_refused(settings: list[str], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         settings_of(load(BrokerConfig, None, settings))
 
 
-def test_only_a_slave_outside_of_a_set_follows_an_apache_master() -> None:
+def test_only_a_slave_outside_a_set_follows_an_apache_master() -> None:
     slave = load(BrokerConfig, None, [*SLAVE, "namesrvAddr=a:1"])
     assert is_slave(slave)
     assert settings_of(slave) is None
     assert not is_slave(load(BrokerConfig, None, []))
 
 
-def test_a_neve_master_answers_what_a_stock_slave_polls(tmp_path: Path) -> None:
+def test_neve_master_answers_the_polls_of_a_stock_slave(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, connection):
             await send(connection, "t")

@@ -76,7 +76,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     broker.store.shutdown()
 
 
-def test_the_groups_offset_is_the_lowest_that_is_out(broker: Broker) -> None:
+def test_committed_offset_is_the_lowest_unacknowledged_one(broker: Broker) -> None:
     popped, _ = broker.pop(4)
     broker.book.record(Ack("g", "t", 0, popped, [1, 2]))
     assert broker.group_offset() == 0
@@ -87,7 +87,7 @@ def test_the_groups_offset_is_the_lowest_that_is_out(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("with_image", [True, False])
-def test_a_restart_knows_what_was_acknowledged_and_what_is_out(broker: Broker, with_image: bool) -> None:
+def test_restart_restores_acknowledged_and_in_flight_messages(broker: Broker, with_image: bool) -> None:
     popped, _ = broker.pop(4)
     if with_image:
         asyncio.run(broker.book.save())
@@ -100,7 +100,7 @@ def test_a_restart_knows_what_was_acknowledged_and_what_is_out(broker: Broker, w
     assert [offset for _, offset, _ in broker.book.take_due()] == [1, 3]
 
 
-def test_what_was_hidden_for_longer_is_due_later_and_the_old_acknowledgement_is_too_late(broker: Broker) -> None:
+def test_extended_invisibility_delays_redelivery_and_voids_the_old_receipt(broker: Broker) -> None:
     popped, _ = broker.pop(1)
     broker.clock.advance(500)
     now = broker.clock.now_ms()
@@ -115,7 +115,7 @@ def test_what_was_hidden_for_longer_is_due_later_and_the_old_acknowledgement_is_
     assert len(broker.book.take_due()) == 1
 
 
-def test_a_group_that_was_set_elsewhere_goes_on_there(broker: Broker) -> None:
+def test_pop_resumes_at_an_offset_that_was_set_elsewhere(broker: Broker) -> None:
     broker.pop(5)
     broker.offsets.commit("g", "t", 0, 2)
     queue = broker.book.find("g", "t", 0)
@@ -126,7 +126,7 @@ def test_a_group_that_was_set_elsewhere_goes_on_there(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("flush", [ASYNC_FLUSH, SYNC_FLUSH])
-def test_a_group_set_back_on_a_full_disk_is_so_after_a_restart_though_its_pops_were_not_synced_yet(
+def test_reset_on_a_full_disk_survives_a_restart_before_the_pops_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -145,7 +145,7 @@ def test_a_group_set_back_on_a_full_disk_is_so_after_a_restart_though_its_pops_w
     broker.store.shutdown()
 
 
-def test_a_queue_that_is_gone_stays_gone(broker: Broker) -> None:
+def test_dropped_queue_stays_dropped_after_a_restart(broker: Broker) -> None:
     broker.pop(5)
     broker.book.drop(topic="t")
     broker.offsets.delete_topic("t")
@@ -154,14 +154,14 @@ def test_a_queue_that_is_gone_stays_gone(broker: Broker) -> None:
     assert broker.group_offset() == -1
 
 
-def test_only_the_log_behind_the_image_is_needed(broker: Broker) -> None:
+def test_only_the_log_behind_the_saved_image_is_needed(broker: Broker) -> None:
     broker.pop(1)
     assert broker.book.oldest_needed_physical() is not None
     asyncio.run(broker.book.save())
     assert broker.book.oldest_needed_physical() is None
 
 
-def test_the_check_point_string_has_seven_or_eight_fields() -> None:
+def test_check_point_string_has_seven_or_eight_fields() -> None:
     text = "3 1700000000000 60000 0 1 broker-a 2 5"
     info = ExtraInfo.parse(text)
     assert (info.to_text(), info.retry, info.offset) == (text, "1", 5)
@@ -172,14 +172,14 @@ def test_the_check_point_string_has_seven_or_eight_fields() -> None:
             ExtraInfo.parse(wrong)
 
 
-def test_names_of_retry_topics() -> None:
+def test_retry_topic_name_follows_the_receipts_retry_field() -> None:
     assert real_topic("t", "g", "1") == "%RETRY%g_t"
     assert real_topic("t", "g", "0") == "t"
     assert real_topic("t", "g", "2") == "%RETRY%g+t"
     assert real_topic("t", "g", "[[1]]") == "%RETRY%g_t"  # of a foreign client: no such topic
 
 
-async def test_a_message_wakes_one_waiter_of_each_group() -> None:
+async def test_message_wakes_one_waiter_of_each_group() -> None:
     polling = PopLongPolling()
     waiters = [Waiter(group, "t", (f"%RETRY%{group}_t",), ANY_QUEUE) for group in ("g", "g", "h")]
     for waiter in waiters:
@@ -193,7 +193,7 @@ async def test_a_message_wakes_one_waiter_of_each_group() -> None:
     assert polling.count == 0
 
 
-def test_shares_are_disjoint_and_cover_all_queues() -> None:
+def test_queue_assignments_are_disjoint_and_cover_all_queues() -> None:
     queues = [MessageQueue("t", broker, queue) for broker in ("a", "b") for queue in range(5)]
     for strategy in (assignment.AVERAGE, assignment.BY_CIRCLE):
         shares = [assignment.share(strategy, client, queues, ["1", "2", "3"]) for client in "123"]
@@ -204,7 +204,7 @@ def test_shares_are_disjoint_and_cover_all_queues() -> None:
         assignment.share("DICE", "1", queues, ["1"])
 
 
-def test_pop_clients_share_brokers_or_their_neighbours_queues() -> None:
+def test_pop_assignment_shares_brokers_or_neighbouring_queues() -> None:
     queues = [MessageQueue("t", broker, queue) for broker in ("a", "b") for queue in range(2)]
     everything = assignment.share_for_pop(assignment.AVERAGE, "1", queues, ["1", "2"], 8)
     assert everything == [MessageQueue("t", "a", -1), MessageQueue("t", "b", -1)]
@@ -212,7 +212,7 @@ def test_pop_clients_share_brokers_or_their_neighbours_queues() -> None:
     assert sorted(part) == [queues[0], queues[3]]
 
 
-def test_who_passes_a_queue_by_is_told_once_when_it_is_free() -> None:
+def test_skipped_queue_lock_reports_once_that_it_is_free() -> None:
     lock = QueueLock()
     assert not lock.pass_by()
     lock.take()
@@ -224,7 +224,7 @@ def test_who_passes_a_queue_by_is_told_once_when_it_is_free() -> None:
     assert not lock.release()
 
 
-async def test_a_queue_that_is_free_again_wakes_who_waits_for_it() -> None:
+async def test_freed_queue_wakes_its_waiters() -> None:
     polling = PopLongPolling()
     zero, one = (Waiter("g", "t", ("r",), queue_id) for queue_id in (0, 1))
     polling.add(zero)

@@ -89,7 +89,7 @@ def with_member(root: Path, work: Work) -> None:
     asyncio.run(main())
 
 
-def test_a_silent_archive_keeps_back_no_hot_message_and_makes_none_come_again(tmp_path: Path) -> None:
+def test_unavailable_archive_neither_delays_nor_redelivers_hot_messages(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         for number in range(8):
             await send(member.connection, "t", b"hot %d" % number)
@@ -105,7 +105,7 @@ def test_a_silent_archive_keeps_back_no_hot_message_and_makes_none_come_again(tm
     with_member(tmp_path, work)
 
 
-def test_a_member_that_gets_nothing_hears_that_the_archive_is_silent(tmp_path: Path) -> None:
+def test_pop_without_messages_reports_an_unavailable_archive(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         answer = await member.ask_pop(queue=ANY)
         assert (answer.code, archive.asked) == (ResponseCode.SYSTEM_BUSY, 1)
@@ -114,7 +114,7 @@ def test_a_member_that_gets_nothing_hears_that_the_archive_is_silent(tmp_path: P
     with_member(tmp_path, work)
 
 
-def test_a_member_that_waits_for_the_archive_gets_what_comes_meanwhile(tmp_path: Path) -> None:
+def test_pop_that_waits_for_the_archive_gets_new_messages_meanwhile(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         waiting = asyncio.create_task(member.pop(queue=ANY, poll=50_000))
         await member.until_in_line()
@@ -125,7 +125,7 @@ def test_a_member_that_waits_for_the_archive_gets_what_comes_meanwhile(tmp_path:
     with_member(tmp_path, work)
 
 
-def test_with_messages_in_hand_nobody_waits_for_the_archive(tmp_path: Path) -> None:
+def test_pop_with_hot_messages_does_not_wait_for_the_archive(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
         for number in range(6):
@@ -141,7 +141,7 @@ def test_with_messages_in_hand_nobody_waits_for_the_archive(tmp_path: Path) -> N
     with_member(tmp_path, work)
 
 
-def test_who_passed_a_queue_gets_its_messages_if_the_one_who_read_there_hangs_up(tmp_path: Path) -> None:
+def test_waiter_gets_the_queue_of_a_disconnected_cold_reader(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
         leaving = await open_connection(*member.broker.address)
@@ -159,7 +159,7 @@ def test_who_passed_a_queue_gets_its_messages_if_the_one_who_read_there_hangs_up
     with_member(tmp_path, work)
 
 
-def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(tmp_path: Path) -> None:
+def test_pop_that_outlasts_an_outage_of_the_archive_gets_its_message(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         member.broker.pop_service.unreadable_seconds = 0.01
         waiting = asyncio.create_task(member.pop(queue=ANY, poll=50_000))
@@ -180,7 +180,7 @@ class Forgetful(RealDisk):
         return False
 
 
-async def test_a_message_that_the_disk_has_to_be_asked_for_comes_back_and_holds_up_no_other(tmp_path: Path) -> None:
+async def test_message_read_from_disk_is_redelivered_without_delaying_others(tmp_path: Path) -> None:
     clock = ManualClock()
     async with running(tmp_path, "hotBytes=0", clock=clock, disk=Forgetful()) as (broker, connection):
         await send(connection, "t", b"old")
@@ -194,7 +194,7 @@ async def test_a_message_that_the_disk_has_to_be_asked_for_comes_back_and_holds_
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 16])
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
-def test_every_queue_is_the_first_as_often_as_any_other(number: int, step: int) -> None:
+def test_every_queue_is_first_equally_often(number: int, step: int) -> None:
     turns = 64 * number
     firsts = Counter(spread(turn, number) for turn in range(0, turns * step, step))
     assert sorted(firsts) == list(range(number))

@@ -23,7 +23,7 @@ def with_member(root: Path, work: Callable[[Member, ManualClock], Awaitable[None
     asyncio.run(main())
 
 
-def test_the_same_attempt_gets_its_messages_again_and_another_gets_none(tmp_path: Path) -> None:
+def test_same_attempt_gets_its_batch_again_and_another_gets_none(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         first = await member.pop(3, attempt="A")
         assert offsets(first) == [0, 1, 2]
@@ -40,7 +40,7 @@ def test_the_same_attempt_gets_its_messages_again_and_another_gets_none(tmp_path
     with_member(tmp_path, work)
 
 
-def test_an_attempt_that_asks_again_is_no_new_try(tmp_path: Path) -> None:
+def test_repeated_attempt_does_not_count_as_a_redelivery(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         await member.pop(2, attempt="A")
         answer = await member.ask_pop(2, attempt="A")
@@ -56,7 +56,7 @@ def test_an_attempt_that_asks_again_is_no_new_try(tmp_path: Path) -> None:
     with_member(tmp_path, work)
 
 
-def test_a_message_that_is_seen_again_early_waits_for_the_rest_of_its_batch(tmp_path: Path) -> None:
+def test_message_visible_early_waits_for_the_rest_of_its_batch(tmp_path: Path) -> None:
     """Delivered at once, it would precede messages that another member is still processing."""
 
     async def work(member: Member, clock: ManualClock) -> None:
@@ -74,7 +74,7 @@ def test_a_message_that_is_seen_again_early_waits_for_the_rest_of_its_batch(tmp_
     with_member(tmp_path, work)
 
 
-def test_a_message_that_is_hidden_longer_keeps_the_queue_until_it_is_seen(tmp_path: Path) -> None:
+def test_message_hidden_longer_blocks_the_queue_until_it_is_visible(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         batch = await member.pop(4, invisible=10_000)
         await member.ack(batch[0], batch[1])
@@ -93,7 +93,7 @@ def test_a_message_that_is_hidden_longer_keeps_the_queue_until_it_is_seen(tmp_pa
     with_member(tmp_path, work)
 
 
-def test_a_message_that_is_given_back_is_there_at_once(tmp_path: Path) -> None:
+def test_returned_message_is_delivered_at_once(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         batch = await member.pop(2)
         await member.ack(batch[0])
@@ -105,7 +105,7 @@ def test_a_message_that_is_given_back_is_there_at_once(tmp_path: Path) -> None:
     with_member(tmp_path, work)
 
 
-def test_a_notification_is_silent_while_the_queue_is_blocked_and_speaks_when_it_is_free(tmp_path: Path) -> None:
+def test_notification_is_sent_only_while_the_queue_is_not_blocked(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         assert await member.is_told()
         batch = await member.pop(2, attempt="A")
@@ -155,7 +155,7 @@ def test_pop_gets_the_attempts_own_batch_at_its_deadline(tmp_path: Path) -> None
     with_member(tmp_path, work)
 
 
-def test_a_notification_does_not_use_up_what_wakes_a_pop(tmp_path: Path) -> None:
+def test_notification_does_not_consume_the_wakeup_of_a_pop(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         batch = await member.pop(MESSAGES)
         told = asyncio.create_task(member.is_told(poll=50_000))
@@ -170,7 +170,7 @@ def test_a_notification_does_not_use_up_what_wakes_a_pop(tmp_path: Path) -> None
     with_member(tmp_path, work)
 
 
-def test_a_group_that_no_longer_asks_for_order_gets_what_was_not_acknowledged(tmp_path: Path) -> None:
+def test_group_that_gives_up_order_gets_its_unacknowledged_messages(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         batch = await member.pop(4, invisible=1000)
         await member.ack(batch[0])
@@ -182,7 +182,7 @@ def test_a_group_that_no_longer_asks_for_order_gets_what_was_not_acknowledged(tm
     with_member(tmp_path, work)
 
 
-def test_the_batch_and_its_counts_outlive_a_restart(tmp_path: Path) -> None:
+def test_batch_and_its_delivery_counts_survive_a_restart(tmp_path: Path) -> None:
     async def before(member: Member, clock: ManualClock) -> None:
         await member.pop(2, attempt="A")
         clock.advance(60_001)
@@ -199,7 +199,7 @@ def test_the_batch_and_its_counts_outlive_a_restart(tmp_path: Path) -> None:
     asyncio.run(after())
 
 
-def test_an_attempt_without_end_is_refused(tmp_path: Path) -> None:
+def test_overlong_attempt_id_is_refused(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         assert (await member.ask_pop(attempt="a" * 256)).code == ResponseCode.INVALID_PARAMETER
         assert offsets(await member.pop(1, attempt="a" * 255)) == [0]

@@ -44,7 +44,9 @@ async def rest(member: Member) -> list[int]:
     [[2], [8], [10], [3, 9, 1], [5, 5], [10, 0], [0]],
     ids=["back", "forward", "end", "thrice", "same", "0", "start"],
 )
-def test_a_group_gets_exactly_what_its_new_offset_says(tmp_path: Path, order: bool, acks: bool, to: list[int]) -> None:
+def test_group_gets_exactly_the_messages_from_its_new_offset_on(
+    tmp_path: Path, order: bool, acks: bool, to: list[int]
+) -> None:
     async def work(member: Member) -> None:
         old = await member.pop(5)
         await member.ack(old[0])
@@ -63,9 +65,7 @@ def test_a_group_gets_exactly_what_its_new_offset_says(tmp_path: Path, order: bo
 
 
 @ordinary_and_orderly
-def test_an_old_receipt_is_dead_even_if_the_message_is_out_again_since_the_same_millisecond(
-    tmp_path: Path, order: bool
-) -> None:
+def test_old_receipt_is_void_even_if_the_message_is_in_flight_again(tmp_path: Path, order: bool) -> None:
     async def work(member: Member) -> None:
         old = await member.pop(5)
         await member.reset(0)
@@ -80,7 +80,7 @@ def test_an_old_receipt_is_dead_even_if_the_message_is_out_again_since_the_same_
     with_member(tmp_path, work, order=order)
 
 
-def test_a_reset_group_that_acknowledges_goes_on(tmp_path: Path) -> None:
+def test_reset_group_continues_after_its_acknowledgements(tmp_path: Path) -> None:
     async def work(member: Member) -> None:
         await member.ack(*await member.pop())
         await member.reset(5)
@@ -91,7 +91,7 @@ def test_a_reset_group_that_acknowledges_goes_on(tmp_path: Path) -> None:
 
 
 @ordinary_and_orderly
-def test_a_waiting_pop_gets_what_a_reset_brings(tmp_path: Path, order: bool) -> None:
+def test_waiting_pop_gets_messages_after_a_reset(tmp_path: Path, order: bool) -> None:
     async def work(member: Member) -> None:
         await member.ack(*await member.pop())
         waiting = asyncio.create_task(member.pop(poll=50_000))
@@ -104,7 +104,7 @@ def test_a_waiting_pop_gets_what_a_reset_brings(tmp_path: Path, order: bool) -> 
 
 @pytest.mark.parametrize("by", ["an administrator", "a commit", "a copy of another group"])
 @ordinary_and_orderly
-def test_where_a_group_was_set_it_is_after_a_clean_restart(tmp_path: Path, by: str, order: bool) -> None:
+def test_changed_offset_survives_a_clean_restart(tmp_path: Path, by: str, order: bool) -> None:
     async def before(member: Member) -> None:
         other = Member(member.broker, member.connection, group="other")
         await other.ack(*await other.pop(2))
@@ -130,7 +130,7 @@ def test_where_a_group_was_set_it_is_after_a_clean_restart(tmp_path: Path, by: s
     asyncio.run(after())
 
 
-def test_a_message_that_was_on_its_way_back_stays_where_the_reset_found_it(tmp_path: Path) -> None:
+def test_message_due_for_redelivery_is_not_redelivered_after_a_reset(tmp_path: Path) -> None:
     """It was due, and the reset skipped it before it reached the retry topic."""
 
     async def work(member: Member) -> None:
@@ -143,7 +143,7 @@ def test_a_message_that_was_on_its_way_back_stays_where_the_reset_found_it(tmp_p
     with_member(tmp_path, work)
 
 
-def test_a_deleted_group_that_comes_again_begins_where_its_offsets_say(tmp_path: Path) -> None:
+def test_recreated_group_begins_at_its_committed_offsets(tmp_path: Path) -> None:
     async def work(member: Member) -> None:
         await member.pop(5)
         answer = await ask(member.connection, Code.DELETE_SUBSCRIPTIONGROUP, groupName="g", cleanOffset="true")
@@ -153,7 +153,7 @@ def test_a_deleted_group_that_comes_again_begins_where_its_offsets_say(tmp_path:
     with_member(tmp_path, work)
 
 
-def test_a_group_that_its_table_lost_in_a_crash_keeps_its_book(tmp_path: Path) -> None:
+def test_group_lost_from_its_table_in_a_crash_keeps_its_pop_state(tmp_path: Path) -> None:
     """An automatically created group is saved some seconds later. Only a deletion of the group drops its pop state."""
 
     async def work(member: Member) -> None:

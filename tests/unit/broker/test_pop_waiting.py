@@ -34,7 +34,7 @@ def with_member(root: Path, work: Callable[[Member], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("skew_ms", [-86_400_000, -20_000, 20_000, 86_400_000])
-def test_a_client_with_another_time_waits_like_any_other(tmp_path: Path, skew_ms: int) -> None:
+def test_client_with_a_skewed_clock_waits_its_full_time(tmp_path: Path, skew_ms: int) -> None:
     async def work(member: Member) -> None:
         born = ManualClock().now_ms() + skew_ms
         waiting = asyncio.create_task(
@@ -75,7 +75,7 @@ async def topic_is_gone(member: Member) -> int:
 
 
 @pytest.mark.parametrize("change", [topic_without_reading, group_without_consumption, topic_is_gone])
-def test_what_was_forbidden_while_a_pop_waited_is_forbidden_to_it(
+def test_permission_revoked_during_a_waiting_pop_applies_to_it(
     tmp_path: Path, change: Callable[[Member], Awaitable[int]]
 ) -> None:
     async def work(member: Member) -> None:
@@ -88,7 +88,7 @@ def test_what_was_forbidden_while_a_pop_waited_is_forbidden_to_it(
 
 
 @pytest.mark.parametrize("change", [topic_without_reading, group_without_consumption, topic_is_gone])
-def test_what_was_forbidden_while_a_pull_was_held_is_forbidden_to_it(
+def test_permission_revoked_during_a_suspended_pull_applies_to_it(
     tmp_path: Path, change: Callable[[Member], Awaitable[int]]
 ) -> None:
     async def work(member: Member) -> None:
@@ -107,7 +107,7 @@ def test_what_was_forbidden_while_a_pull_was_held_is_forbidden_to_it(
     with_member(tmp_path, work)
 
 
-def test_a_pop_that_waits_while_its_broker_becomes_a_slave_takes_nothing(tmp_path: Path) -> None:
+def test_waiting_pop_of_a_broker_that_becomes_a_slave_returns_nothing(tmp_path: Path) -> None:
     """Only the master may log what a pop delivers."""
 
     async def work(member: Member) -> None:
@@ -126,7 +126,7 @@ def in_line(polling: PopLongPolling, *waiters: Waiter) -> None:
         polling.add(waiter)
 
 
-async def test_an_arrival_wakes_who_waits_for_its_queue_or_any_and_not_the_others() -> None:
+async def test_arrival_wakes_waiters_of_its_queue_or_of_any_queue() -> None:
     polling = PopLongPolling()
     zero, one, any_queue = (Waiter("g", "t", (), queue) for queue in (0, 1, ANY_QUEUE))
     in_line(polling, zero, one, any_queue)
@@ -138,7 +138,7 @@ async def test_an_arrival_wakes_who_waits_for_its_queue_or_any_and_not_the_other
     assert not zero.future.done()
 
 
-async def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
+async def test_wakeup_of_a_gone_waiter_is_passed_to_the_next() -> None:
     polling = PopLongPolling()
     first, second = (Waiter("g", "t", ("r",), ANY_QUEUE) for _ in range(2))
     in_line(polling, first, second)
@@ -202,7 +202,7 @@ def test_notification_that_fails_after_it_was_woken_wakes_the_next(
     with_member(tmp_path, work)
 
 
-async def test_what_one_of_another_group_waits_for_wakes_nobody_else() -> None:
+async def test_wakeup_for_one_group_wakes_no_other_group() -> None:
     polling = PopLongPolling()
     ours, theirs, told = Waiter("g", "t", (), 0), Waiter("h", "t", (), 0), Waiter("g", "t", (), 0, takes=False)
     in_line(polling, ours, theirs, told)
@@ -213,7 +213,7 @@ async def test_what_one_of_another_group_waits_for_wakes_nobody_else() -> None:
     assert theirs.future.done()
 
 
-async def test_a_message_answers_every_pull_that_it_fits_and_wakes_one_pop_of_each_group() -> None:
+async def test_message_answers_all_matching_pulls_and_one_pop_per_group() -> None:
     faults, answered = Faults(), list[str]()
     hold, polling = PullRequestHold(ManualClock(), 10, faults), PopLongPolling()
     arriving = MessageArriving(hold, polling, faults)

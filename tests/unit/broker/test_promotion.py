@@ -120,7 +120,7 @@ async def copied(
         yield copy
 
 
-def test_the_slave_of_a_master_that_is_stopped_serves_in_its_place(tmp_path: Path) -> None:
+def test_promoted_slave_serves_its_former_masters_messages(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with copied(tmp_path) as copy:
             async with copy.promoted() as (broker, connection):
@@ -139,7 +139,7 @@ def test_the_slave_of_a_master_that_is_stopped_serves_in_its_place(tmp_path: Pat
     run(scenario)
 
 
-def test_while_its_master_is_there_a_slave_is_not_promoted(tmp_path: Path) -> None:
+def test_slave_is_not_promoted_while_its_master_is_running(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with copied(tmp_path, retire=False) as copy:
             with pytest.raises(StartupError, match=r"is there: stop it first.*As brokerRole=SLAVE it goes on"):
@@ -178,7 +178,7 @@ def _says_nothing_of_timers(store: MessageStore, front: Front) -> None:
         (_says_nothing_of_timers, "says of 1 timers .* to nobody"),
     ],
 )
-def test_what_no_slave_can_know_is_refused_and_the_slave_goes_on(
+def test_promotion_with_unknown_master_state_is_refused(
     tmp_path: Path, fill: Callable[[MessageStore, Front], None], why: str
 ) -> None:
     async def scenario() -> None:
@@ -192,7 +192,7 @@ def test_what_no_slave_can_know_is_refused_and_the_slave_goes_on(
     run(scenario)
 
 
-def test_without_its_masters_tables_nobody_knows_what_is_delivered(tmp_path: Path) -> None:
+def test_promotion_without_the_masters_tables_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with copied(tmp_path) as copy:
             copy.last_poll.unlink()
@@ -204,7 +204,7 @@ def test_without_its_masters_tables_nobody_knows_what_is_delivered(tmp_path: Pat
 
 
 @pytest.mark.parametrize("goes_on_as", ["master", "slave"])
-def test_a_promotion_that_a_crash_ended_leaves_nothing(
+def test_promotion_interrupted_by_a_crash_leaves_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on_as: str
 ) -> None:
     def fill(store: MessageStore, front: Front) -> None:
@@ -232,7 +232,7 @@ def test_a_promotion_that_a_crash_ended_leaves_nothing(
     run(scenario)
 
 
-def test_a_crash_behind_the_promotion_costs_nothing_of_the_log_that_is_the_brokers_own(tmp_path: Path) -> None:
+def test_crash_at_the_end_of_a_promotion_loses_nothing_of_the_new_log(tmp_path: Path) -> None:
     """The first of the two files that mark a running promotion has been removed, the second has not."""
 
     async def scenario() -> None:
@@ -249,7 +249,7 @@ def test_a_crash_behind_the_promotion_costs_nothing_of_the_log_that_is_the_broke
     run(scenario)
 
 
-def test_what_a_master_had_delivered_above_where_it_came_back_is_not_taken_for_delivered(
+def test_poll_of_a_truncated_log_does_not_count_for_a_promotion(
     tmp_path: Path,
 ) -> None:
     """Deliveries that the poll reports may be lost with the truncated tail. A promotion needs a new poll."""
@@ -268,7 +268,7 @@ def test_what_a_master_had_delivered_above_where_it_came_back_is_not_taken_for_d
     run(scenario)
 
 
-def test_the_poll_before_the_last_counts_over_a_restart_of_the_slave(tmp_path: Path) -> None:
+def test_second_to_last_poll_survives_a_restart_of_the_slave(tmp_path: Path) -> None:
     """A message delivered at its due time may be reported only by the next poll."""
 
     async def scenario() -> None:
@@ -289,9 +289,7 @@ def _crash(_: Promotion) -> None:
 
 
 @pytest.mark.parametrize("is_younger", [True, False])
-def test_a_topic_that_is_younger_than_the_last_poll_is_there_and_a_deleted_one_is_not(
-    tmp_path: Path, *, is_younger: bool
-) -> None:
+def test_topic_newer_than_the_last_poll_is_kept_and_a_deleted_one_is_not(tmp_path: Path, *, is_younger: bool) -> None:
     def fill(store: MessageStore, front: Front) -> None:
         for queue in (0, 2):
             put(store, "fresh", queue)
@@ -312,7 +310,7 @@ def test_a_topic_that_is_younger_than_the_last_poll_is_there_and_a_deleted_one_i
     run(scenario)
 
 
-def test_delayed_messages_go_on_where_the_last_copy_says(tmp_path: Path) -> None:
+def test_delayed_messages_resume_behind_the_last_delivered_copy(tmp_path: Path) -> None:
     def fill(store: MessageStore, front: Front) -> None:
         front.source.life.stop()  # no delivery by the source itself
         for number in range(3):
@@ -344,7 +342,7 @@ def timers_of(broker: BrokerController) -> dict[str, int]:
     return found
 
 
-def test_no_old_timer_fires_again_and_none_that_waits_is_lost(tmp_path: Path) -> None:
+def test_promotion_neither_repeats_nor_loses_a_timer(tmp_path: Path) -> None:
     def fill(store: MessageStore, front: Front) -> None:
         timer(store, "old", READ_MS - 5000)
         timer(store, "waits", LATER_MS)
@@ -375,7 +373,7 @@ def test_no_old_timer_fires_again_and_none_that_waits_is_lost(tmp_path: Path) ->
     run(scenario)
 
 
-def test_of_timers_that_wait_no_more_is_kept_than_where_they_lie(tmp_path: Path) -> None:
+def test_pending_timers_are_kept_in_memory_only_by_their_offsets(tmp_path: Path) -> None:
     """There may be millions of them."""
     store, count, size = Member(tmp_path, ManualClock(NOW_MS)).store, 40, 50_000
     for number in range(count):
@@ -397,7 +395,7 @@ def test_of_timers_that_wait_no_more_is_kept_than_where_they_lie(tmp_path: Path)
     assert kept < count * size // 4
 
 
-def test_what_is_appended_again_does_not_come_behind_its_recall(tmp_path: Path) -> None:
+def test_reappended_timer_is_not_placed_behind_its_recall(tmp_path: Path) -> None:
     def fill(store: MessageStore, front: Front) -> None:
         timer(store, "recalled", LATER_MS)
         timer(store, "rolled", LATER_MS + 1)
@@ -412,7 +410,7 @@ def test_what_is_appended_again_does_not_come_behind_its_recall(tmp_path: Path) 
     run(scenario)
 
 
-def test_a_timer_that_was_delivered_behind_the_poll_is_not_delivered_again(tmp_path: Path) -> None:
+def test_timer_delivered_after_the_poll_is_not_delivered_again(tmp_path: Path) -> None:
     def fill(store: MessageStore, front: Front) -> None:
         timer(store, "before", READ_MS - 2000)
         timer(store, "delivered", READ_MS - 1000)
@@ -431,7 +429,7 @@ def test_a_timer_that_was_delivered_behind_the_poll_is_not_delivered_again(tmp_p
     run(scenario)
 
 
-def test_what_is_delivered_of_rocketmqs_form_keeps_its_last_property(tmp_path: Path) -> None:
+def test_delivered_timer_keeps_the_last_property_of_rocketmqs_format(tmp_path: Path) -> None:
     def fill(store: MessageStore, front: Front) -> None:
         put(store, WHEEL_TIMER_TOPIC, 0, b"b", TIMER_OUT_MS=READ_MS - 1000, REAL_TOPIC="t", REAL_QID=0, KEYS="k")
         front.timers = (READ_MS, 0)
@@ -446,7 +444,7 @@ def test_what_is_delivered_of_rocketmqs_form_keeps_its_last_property(tmp_path: P
     run(scenario)
 
 
-def test_of_half_messages_those_wait_that_nobody_ended(tmp_path: Path) -> None:
+def test_half_messages_without_an_end_are_pending_after_a_promotion(tmp_path: Path) -> None:
     def fill(store: MessageStore, front: Front) -> None:
         half(store, "passed by the master's floor")
         half(store, "marked")
@@ -475,7 +473,7 @@ def test_of_half_messages_those_wait_that_nobody_ended(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_committed_message_that_was_delivered_later_ends_no_half_message_at_the_logs_begin(tmp_path: Path) -> None:
+def test_late_commit_does_not_end_a_half_message_at_the_logs_begin(tmp_path: Path) -> None:
     store = Member(tmp_path, ManualClock(NOW_MS)).store
     assert half(store, "waits").physical_offset == 0
     put(store, "t", 0, b"c", sys_flag=COMMIT, prepared=0, UNIQ_KEY="another", REAL_TOPIC="t")
@@ -507,7 +505,7 @@ def revive(store: MessageStore, tag: str, body: bytes, due: int | None) -> None:
         put(store, WHEEL_TIMER_TOPIC, 0, body, TAGS=tag, TIMER_OUT_MS=due, REAL_TOPIC=REVIVE_LOG, REAL_QID=2)
 
 
-def test_what_is_popped_and_not_acknowledged_is_out_and_the_rest_is_not(tmp_path: Path) -> None:
+def test_popped_messages_are_in_flight_unless_acknowledged(tmp_path: Path) -> None:
     pop_time = NOW_MS
 
     def fill(store: MessageStore, front: Front) -> None:
@@ -539,7 +537,7 @@ def test_what_is_popped_and_not_acknowledged_is_out_and_the_rest_is_not(tmp_path
     run(scenario)
 
 
-def test_a_group_that_was_set_back_before_the_poll_is_not_sent_on_by_a_check_point_that_comes_late(
+def test_late_check_point_does_not_advance_a_group_that_was_reset(
     tmp_path: Path,
 ) -> None:
     def fill(store: MessageStore, front: Front) -> None:
@@ -558,7 +556,7 @@ def test_a_group_that_was_set_back_before_the_poll_is_not_sent_on_by_a_check_poi
     run(scenario)
 
 
-def test_what_came_back_behind_the_poll_does_not_come_back_again(tmp_path: Path) -> None:
+def test_message_redelivered_after_the_poll_is_not_redelivered_again(tmp_path: Path) -> None:
     pop_time = NOW_MS - 60_000
 
     def fill(store: MessageStore, front: Front) -> None:

@@ -40,7 +40,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Counted]:
     return count
 
 
-async def test_promotion_takes_over_a_slice_of_its_books_per_turn(
+async def test_promotion_loads_a_bounded_amount_of_state_per_turn(
     tmp_path: Path, counted: Callable[[type, str], Counted]
 ) -> None:
     async with broker_set(tmp_path, members=2) as brokers:
@@ -81,7 +81,7 @@ class WithoutAWalk(OrderedDict[int, Half]):
         raise AssertionError("all that wait were looked at")
 
 
-async def test_half_messages_are_read_without_a_look_at_all_that_wait(tmp_path: Path) -> None:
+async def test_half_messages_are_loaded_without_a_scan_of_all_pending_ones(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         for number in range(10):
             await send(connection, TOPIC, b"%d" % number, HALF)

@@ -33,7 +33,7 @@ async def end(connection: Connection, stored: RemotingCommand, outcome: int) -> 
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_transaction_ends_after_its_half_message_was_reappended(
+def test_transaction_ends_after_its_half_message_was_reappended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     monkeypatch.setattr(half_messages, "REAPPEND_AGAIN_MS", 0)

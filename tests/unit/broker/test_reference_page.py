@@ -64,7 +64,7 @@ def set_to(config: type[Any], key: str, text: str, attribute: str) -> Any:
 
 
 @pytest.mark.parametrize(("title", "config"), SECTIONS)
-def test_each_key_is_on_the_page_with_its_default_and_its_range(title: str, config: type[Any]) -> None:
+def test_each_key_is_on_the_page_with_its_default_and_range(title: str, config: type[Any]) -> None:
     rows = {row[0]: row[1:] for row in KEY_ROW.findall(section(title))}
     fields = fields_of(config)
     assert list(rows) == list(fields)
@@ -88,7 +88,7 @@ def test_each_key_is_on_the_page_with_its_default_and_its_range(title: str, conf
                     set_to(config, key, str(beyond), item.name)
 
 
-def test_the_operators_page_gives_the_same_defaults() -> None:
+def test_operators_page_gives_the_same_defaults() -> None:
     fields, found = fields_of(BrokerConfig), 0
     text = page("operators.md").split("| key | default | meaning |")[1].split("\n\n")[0]
     for line in text.splitlines():
@@ -122,7 +122,7 @@ async def at(address: tuple[str, int]) -> str:
         return str(answer.read(), "utf-8")
 
 
-def test_each_metric_is_on_the_page_in_its_own_words(tmp_path: Path) -> None:
+def test_each_metric_is_on_the_page_with_its_help_text(tmp_path: Path) -> None:
     text = with_archive(tmp_path, scraped)
     helps = dict(re.findall(r"^# HELP (\w+) (.+)$", text, re.MULTILINE))
     types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
@@ -139,7 +139,7 @@ def told(text: str) -> dict[str, list[str]]:
     return {name: [types[name], text] for name, text in re.findall(r"^# HELP (\w+) (.+)$", text, re.MULTILINE)}
 
 
-def test_each_metric_of_rocketmqs_is_on_the_page_with_its_labels(tmp_path: Path) -> None:
+def test_each_rocketmq_metric_is_on_the_page_with_its_labels(tmp_path: Path) -> None:
     async def main() -> str:
         settings = ("metricsExporterType=PROM", "metricsPromExporterHost=127.0.0.1", "metricsPromExporterPort=0")
         async with running(tmp_path / "data", *settings) as (broker, connection):
@@ -183,7 +183,7 @@ def test_each_metric_of_name_servers_and_controllers_is_on_the_page(tmp_path: Pa
     assert {name: about for name, *about in rows} == asyncio.run(main())
 
 
-def test_what_grows_for_ever_is_a_counter_and_nothing_else_is(tmp_path: Path) -> None:
+def test_exactly_the_monotonic_metrics_are_counters(tmp_path: Path) -> None:
     types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", with_archive(tmp_path, scraped), re.MULTILINE))
     assert {name for name, kind in types.items() if kind == "counter"} == {
         name for name in types if name.endswith("_total")
@@ -194,7 +194,7 @@ def test_what_grows_for_ever_is_a_counter_and_nothing_else_is(tmp_path: Path) ->
         assert types[f"neve_{name}"] == "gauge"
 
 
-def test_each_alarm_asks_a_metric_that_is_there_as_its_type_wants_it(tmp_path: Path) -> None:
+def test_each_alert_queries_an_existing_metric_according_to_its_type(tmp_path: Path) -> None:
     types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", with_archive(tmp_path, scraped), re.MULTILINE))
     asked = re.findall(r"(?:\b(\w+)\()?\b(neve_\w+)", "\n".join(re.findall(r"expr: (.+)", ALARMS.read_text("utf-8"))))
     assert len(asked) > 10

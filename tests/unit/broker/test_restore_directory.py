@@ -11,7 +11,7 @@ from infra.process.startup import EXIT_ARCHIVE, StartupError
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"\xff"])
-def test_a_table_that_cannot_be_read_is_named_and_nothing_is_filled(tmp_path: Path, damaged: bytes) -> None:
+def test_unreadable_table_is_named_and_nothing_is_restored(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "topics.json").write_bytes(damaged)
     with pytest.raises(StartupError, match=r"config/topics\.json can't be read") as refused:
@@ -19,7 +19,7 @@ def test_a_table_that_cannot_be_read_is_named_and_nothing_is_filled(tmp_path: Pa
     assert refused.value.exit_code == EXIT_ARCHIVE
 
 
-def test_what_a_refused_start_left_is_no_obstacle(tmp_path: Path) -> None:
+def test_files_of_a_refused_start_do_not_prevent_a_restore(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "topics.json").write_text('{"topicConfigTable": {"TBW102": {}, "broker-a": {}}}')
     refuse_occupied(BrokerConfig(store_path_root_dir=str(tmp_path)), RealDisk())

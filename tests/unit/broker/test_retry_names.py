@@ -24,7 +24,7 @@ def names(
     return RetryNames(topics, groups, lambda group, topic: (group, topic) in positions, lambda: v2)
 
 
-def test_the_tables_say_what_a_name_can_mean() -> None:
+def test_owners_of_a_retry_name_follow_from_the_tables() -> None:
     known = names({"b", "b_c", "c"}, {"a", "a_b", "a_b_c"})
     assert known.owners("%RETRY%a") == [Owner("a")]
     assert known.owners("%RETRY%a_b") == [Owner("a_b"), Owner("a", "b")]
@@ -34,7 +34,7 @@ def test_the_tables_say_what_a_name_can_mean() -> None:
     assert [known.group_of(name) for name in ("%RETRY%a_b", "%RETRY%x_y", "%RETRY%a_c")] == ["a_b", "x_y", "a"]
 
 
-def test_a_pair_whose_name_means_more_gets_one_of_its_own() -> None:
+def test_pair_with_an_ambiguous_name_gets_an_unambiguous_one() -> None:
     known = names({"b", "c"}, {"a", "a_b"})
     assert known.of_pair("a", "c") == "%RETRY%a_c"
     assert known.of_pair("a", "b") == "%RETRY%a+b"
@@ -42,14 +42,14 @@ def test_a_pair_whose_name_means_more_gets_one_of_its_own() -> None:
     assert names({"c"}, {"a"}, v2=True).of_pair("a", "c") == "%RETRY%a+c"
 
 
-def test_a_group_reads_what_it_had_before_its_name_meant_more() -> None:
+def test_group_reads_its_old_retry_topic_after_the_name_became_ambiguous() -> None:
     there = {"b", "%RETRY%a_b", "%RETRY%a+b"}
     assert names(there, {"a"}).to_read("a", "b") == ["%RETRY%a+b", "%RETRY%a_b"]
     assert names(there, {"a", "a_b"}).to_read("a", "b") == ["%RETRY%a+b"]
     assert names(there, {"a", "a_b"}, {("a", "%RETRY%a_b")}).to_read("a", "b") == ["%RETRY%a+b", "%RETRY%a_b"]
 
 
-def test_with_a_topic_goes_only_what_can_mean_nothing_else() -> None:
+def test_topic_deletion_removes_only_unambiguous_retry_topics() -> None:
     there = {"b", "%RETRY%a_b", "%RETRY%a+b"}
     assert names(there, {"a"}, {("a", "b")}).gone_with("a", "b") == ["%RETRY%a_b", "%RETRY%a+b"]
     assert names(there, {"a", "a_b"}, {("a", "b")}).gone_with("a", "b") == ["%RETRY%a+b"]
@@ -80,7 +80,7 @@ async def lose(member: Member, clock: ManualClock) -> None:
     assert await member.broker.revive.run_due() == 1
 
 
-def test_a_deleted_topic_takes_no_other_groups_retries_along(tmp_path: Path) -> None:
+def test_topic_deletion_keeps_the_retries_of_other_groups(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "billing")
         for group in ("orders", "orders_billing"):
@@ -97,7 +97,7 @@ def test_a_deleted_topic_takes_no_other_groups_retries_along(tmp_path: Path) -> 
     with_broker(tmp_path, work)
 
 
-def test_a_topic_takes_along_what_was_popped_from_it(tmp_path: Path) -> None:
+def test_topic_deletion_removes_the_retries_of_its_popped_messages(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "billing")
         await lose(Member(broker, connection, topic="billing", group="orders"), clock)
@@ -108,7 +108,7 @@ def test_a_topic_takes_along_what_was_popped_from_it(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_a_group_whose_name_is_a_pairs_gets_none_of_its_messages(tmp_path: Path) -> None:
+def test_group_with_an_ambiguous_name_gets_none_of_the_pairs_messages(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "billing", b"theirs")
         await join(connection, "orders_billing", "other")
@@ -125,7 +125,7 @@ def test_a_group_whose_name_is_a_pairs_gets_none_of_its_messages(tmp_path: Path)
     with_broker(tmp_path, work)
 
 
-def test_both_versions_of_a_retry_topic_are_read_and_acknowledged(tmp_path: Path) -> None:
+def test_retry_topics_of_both_versions_are_read_and_acknowledged(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         member = Member(broker, connection)
         for version in (b"1", b"2"):
@@ -146,7 +146,7 @@ def test_both_versions_of_a_retry_topic_are_read_and_acknowledged(tmp_path: Path
     with_broker(tmp_path, work)
 
 
-async def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> None:
+async def test_user_with_pop_permission_may_acknowledge_redelivered_messages(tmp_path: Path) -> None:
     root = '{"username":"root","password":"root-secret"}'
     settings = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={root}")
 
@@ -196,7 +196,7 @@ async def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> No
         assert (answer.code, "Group:h" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
 
 
-def test_who_reads_a_retry_topic_is_the_same_asked_from_the_groups_side_and_from_the_topics() -> None:
+def test_unread_retries_by_group_equal_those_by_topic() -> None:
     """Random tables: the retry names of each pair, and the pairs of each retry name."""
     dice, seen = random.Random(5), 0
     for _ in range(3_000):

@@ -75,7 +75,7 @@ async def test_group_update_grows_its_retry_topic(tmp_path: Path) -> None:
         assert read_queues(broker, RETRY) == 4, "a group never takes queues away"
 
 
-async def test_retries_go_to_queues_that_a_shrunk_retry_topic_has(tmp_path: Path) -> None:
+async def test_retries_use_existing_queues_of_a_shrunk_retry_topic(tmp_path: Path) -> None:
     clock = ManualClock()
     async with running(tmp_path, clock=clock) as (broker, connection):
         await set_retry_queues(connection, 4)
@@ -88,7 +88,7 @@ async def test_retries_go_to_queues_that_a_shrunk_retry_topic_has(tmp_path: Path
         assert read_queues(broker, RETRY) == 4, "as many as its group asks for"
 
 
-async def test_half_message_is_committed_to_a_queue_that_its_topic_has(tmp_path: Path) -> None:
+async def test_half_message_is_committed_to_an_existing_queue_of_its_topic(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         await set_queues(connection, "t", 4)
         await send(connection, "t", b"half", "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01u\x02", queue=3)

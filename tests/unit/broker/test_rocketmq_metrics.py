@@ -61,7 +61,7 @@ def kinds(rows: Rows, topic: str) -> dict[str, float]:
     return {labels["message_type"]: value for labels, value in rows if labels["topic"] == topic and value}
 
 
-def test_a_message_counts_once_for_its_topic_by_what_it_waits_for(tmp_path: Path) -> None:
+def test_message_is_counted_once_for_its_topic_by_its_kind(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for _ in range(3):
             await send(connection, "T")
@@ -85,7 +85,7 @@ def test_a_message_counts_once_for_its_topic_by_what_it_waits_for(tmp_path: Path
     with_broker(tmp_path, work)
 
 
-def test_plain_messages_of_a_topic_that_is_declared_fifo_are_told_so(tmp_path: Path) -> None:
+def test_plain_messages_of_a_fifo_topic_are_counted_as_fifo(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         made = await ask(
             connection, Code.UPDATE_AND_CREATE_TOPIC, topic="F", defaultTopic="TBW102", readQueueNums=1,
@@ -99,7 +99,7 @@ def test_plain_messages_of_a_topic_that_is_declared_fifo_are_told_so(tmp_path: P
     with_broker(tmp_path, work)
 
 
-def test_retries_of_what_was_popped_are_told_with_their_topic_and_dead_letters_with_their_group(tmp_path: Path) -> None:
+def test_retries_are_counted_for_their_topic_and_dead_letters_by_group(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for topic, number in (("T", 5), ("%RETRY%g+T", 2), ("%DLQ%g", 3)):
             for _ in range(number):
@@ -120,7 +120,7 @@ def test_retries_of_what_was_popped_are_told_with_their_topic_and_dead_letters_w
     with_broker(tmp_path, work)
 
 
-def test_no_more_are_told_than_metricsMaxSeries_says(tmp_path: Path) -> None:  # noqa: N802 - the key's name
+def test_number_of_series_is_limited_by_metrics_max_series(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for number in range(6):
             for _ in range(number + 1):
@@ -135,7 +135,7 @@ def test_no_more_are_told_than_metricsMaxSeries_says(tmp_path: Path) -> None:  #
     with_broker(tmp_path, work, "metricsMaxSeries=2")
 
 
-def test_every_series_has_the_labels_of_metricsLabel(tmp_path: Path) -> None:  # noqa: N802 - the key's name
+def test_every_series_has_the_configured_labels(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         assert broker.metrics_address is not None
         _, text = await asyncio.to_thread(get, broker.metrics_address, "/metrics")
@@ -147,12 +147,12 @@ def test_every_series_has_the_labels_of_metricsLabel(tmp_path: Path) -> None:  #
 
 
 @pytest.mark.parametrize("text", ["hall", "hall:", "1hall:east", "hall:a:b", "topic:x"])
-def test_labels_that_could_not_be_told_are_refused_at_the_start(text: str) -> None:
+def test_invalid_metrics_label_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(ConfigError, match="metricsLabel"):
         BrokerConfig(metrics_label=text).metrics_labels  # noqa: B018
 
 
-def test_other_machines_may_ask_for_these_metrics_and_for_nothing_else(tmp_path: Path) -> None:
+def test_metrics_port_serves_other_machines_only_the_metrics(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         assert broker.metrics_address is not None
         assert broker.admin_address is not None
@@ -166,14 +166,14 @@ def test_other_machines_may_ask_for_these_metrics_and_for_nothing_else(tmp_path:
     with_broker(tmp_path, work)
 
 
-async def test_without_the_key_there_is_no_port_and_nothing_is_counted_for_it(tmp_path: Path) -> None:
+async def test_metrics_are_neither_exported_nor_counted_by_default(tmp_path: Path) -> None:
     async with running(tmp_path / "data") as (broker, connection):
         await send(connection, "T")
         assert broker.metrics_address is None
         assert broker.stats.sizes_of("T") is None
 
 
-async def test_a_port_that_is_taken_is_named_at_the_start(tmp_path: Path) -> None:
+async def test_occupied_metrics_port_is_named_at_the_start(tmp_path: Path) -> None:
     async with running(tmp_path / "a", *_ON) as (broker, _):
         assert broker.metrics_address is not None
         with pytest.raises(StartupError, match="metricsPromExporterPort"):
@@ -181,7 +181,7 @@ async def test_a_port_that_is_taken_is_named_at_the_start(tmp_path: Path) -> Non
                 pass
 
 
-def test_what_is_not_exported_as_asked_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_exporter_type_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with running(tmp_path / "data", "metricsExporterType=OTLP_GRPC") as (broker, _):
             assert broker.metrics_address is None
@@ -190,7 +190,7 @@ def test_what_is_not_exported_as_asked_is_said(tmp_path: Path, caplog: pytest.Lo
     assert "metricsExporterType=OTLP_GRPC: nothing is pushed" in caplog.text
 
 
-def test_request_times_are_told_by_rocketmqs_bounds() -> None:
+def test_request_times_are_reported_in_rocketmqs_buckets() -> None:
     assert set(RPC_BOUNDS) <= set(LATENCIES)
     histogram = Histogram(LATENCIES)
     for seconds in (0.0001, 0.001, 0.0011, 0.05, 2.5, 9):

@@ -44,7 +44,7 @@ def start(root: Path) -> str:
     return str(refused.value)
 
 
-def test_a_start_on_rocketmqs_store_says_what_it_is_and_changes_nothing(tmp_path: Path) -> None:
+def test_start_on_a_rocketmq_store_is_refused_without_a_change(tmp_path: Path) -> None:
     root = store_of_rocketmqs(tmp_path / "store")
     before = contents(root)
     told = start(root)
@@ -57,7 +57,7 @@ def test_a_start_on_rocketmqs_store_says_what_it_is_and_changes_nothing(tmp_path
     assert (found.state, "a store of Apache RocketMQ's" in found.found) == ("fail", True)
 
 
-def test_neves_own_store_is_none_of_rocketmqs(tmp_path: Path) -> None:
+def test_neves_own_store_is_not_taken_for_rocketmqs(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as (_, connection):
             await send(connection, "orders")
@@ -69,7 +69,7 @@ def test_neves_own_store_is_none_of_rocketmqs(tmp_path: Path) -> None:
     assert not rocketmqs_store.is_one(RealDisk(), tmp_path)
 
 
-def test_a_copied_table_of_offsets_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+def test_rocketmq_table_of_offsets_is_distinguished_from_a_damaged_one(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
     table = StateFile(RealDisk(), path, dict)
     path.write_bytes(OFFSETS)

@@ -51,7 +51,7 @@ def _served(router: RequestRouter, code: int) -> int | tuple[ResponseCode, str]:
 
 
 @pytest.mark.parametrize(("role", "code"), list(itertools.product(Role, RULES)))
-def test_each_request_is_served_in_a_role_or_refused_by_the_table(role: Role, code: int) -> None:
+def test_each_request_is_served_or_refused_according_to_the_roles_table(role: Role, code: int) -> None:
     owned = BrokerRole(Role.FENCED)
     router = _router()
     RoleGate(owned, router, _nobody_waits())
@@ -63,11 +63,11 @@ def test_each_request_is_served_in_a_role_or_refused_by_the_table(role: Role, co
     assert _served(router, code) == expected
 
 
-def test_a_master_refuses_nothing() -> None:
+def test_master_refuses_no_request() -> None:
     assert {refusal(code, Role.MASTER) for code in RULES} == {None}
 
 
-def test_who_serves_as_a_slave_that_is_not_in_sync_serves_in_sync() -> None:
+def test_request_served_out_of_sync_is_also_served_in_sync() -> None:
     for code in RULES:
         if refusal(code, Role.SLAVE) is None:
             assert refusal(code, Role.SLAVE_IN_SYNC) is None
@@ -75,7 +75,7 @@ def test_who_serves_as_a_slave_that_is_not_in_sync_serves_in_sync() -> None:
             assert refusal(code, Role.SLAVE) is None
 
 
-def test_a_slave_says_what_rocketmqs_says() -> None:
+def test_slave_refuses_with_rocketmqs_codes() -> None:
     for code in (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.CONSUMER_SEND_MSG_BACK):
         refused = refusal(code, Role.SLAVE)
         assert refused is not None
@@ -92,19 +92,19 @@ def test_a_slave_says_what_rocketmqs_says() -> None:
         assert refused.code == expected
 
 
-def test_a_slave_that_lacks_what_is_confirmed_tells_no_end_and_no_position() -> None:
+def test_slave_out_of_sync_serves_neither_end_nor_committed_offsets() -> None:
     """A lower committed offset would move a group back."""
     for code in (Code.GET_MAX_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.QUERY_CONSUMER_OFFSET):
         assert refusal(code, Role.SLAVE) is not None
         assert refusal(code, Role.SLAVE_IN_SYNC) is None
 
 
-def test_nobody_but_a_master_gives_a_lock_a_receipt_or_a_position() -> None:
+def test_only_a_master_serves_locks_pops_acks_and_commits() -> None:
     promises = (Code.LOCK_BATCH_MQ, Code.POP_MESSAGE, Code.ACK_MESSAGE, Code.UPDATE_CONSUMER_OFFSET)
     assert {RULES[code][0] for code in promises} == {Who.MASTER}
 
 
-def test_what_no_handler_knows_stays_unknown_in_each_role() -> None:
+def test_unknown_request_stays_unknown_in_each_role() -> None:
     router, role = RequestRouter(), BrokerRole()
     RoleGate(role, router, _nobody_waits())
     role.become(Role.FENCED)
@@ -114,7 +114,7 @@ def test_what_no_handler_knows_stays_unknown_in_each_role() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(Role, Role)))
-def test_between_master_and_slave_nobody_is_served(before: Role, after: Role) -> None:
+def test_role_changes_between_master_and_slave_only_through_fenced(before: Role, after: Role) -> None:
     role = BrokerRole(before)
     told: list[Role] = []
     role.tell(lambda: told.append(role.current))
@@ -130,7 +130,7 @@ def test_between_master_and_slave_nobody_is_served(before: Role, after: Role) ->
     assert not {before, after} & {Role.MASTER} or before is after or Role.FENCED in (before, after)
 
 
-def test_only_a_slave_has_a_master_and_who_waits_hears_of_it() -> None:
+def test_only_a_slave_has_a_master_and_listeners_get_the_change() -> None:
     role = BrokerRole(Role.SLAVE)
     told: list[bool] = []
     role.tell(lambda: told.append(role.has_master))
@@ -145,13 +145,13 @@ def test_only_a_slave_has_a_master_and_who_waits_hears_of_it() -> None:
 @pytest.mark.parametrize(
     "settings", [(), ("authenticationEnabled=true", 'initAuthenticationUser={"username":"a","password":"b12345"}')]
 )
-async def test_every_request_that_a_broker_serves_has_its_rule(tmp_path: Path, settings: tuple[str, ...]) -> None:
+async def test_every_request_of_a_broker_has_a_rule(tmp_path: Path, settings: tuple[str, ...]) -> None:
     async with running(tmp_path, *settings) as (broker, _):
         assert broker.router.codes <= RULES.keys()
         assert broker.role.current is Role.MASTER  # the role of a broker without a set
 
 
-async def test_a_broker_takes_sends_as_long_as_it_is_master(tmp_path: Path) -> None:
+async def test_broker_accepts_sends_only_while_it_is_master(tmp_path: Path) -> None:
     """Also on the fast path: a slave must not append to its log."""
 
     async with running(tmp_path) as (broker, connection):

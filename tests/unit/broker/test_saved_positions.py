@@ -105,7 +105,7 @@ async def save_while(world: World, save: Callable[[], Awaitable[None]], act: Cal
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_delayed_message_that_is_delivered_while_the_disk_syncs_survives_a_power_cut(seed: int) -> None:
+async def test_delayed_message_delivered_during_an_fsync_survives_a_power_cut(seed: int) -> None:
     clock = ManualClock()
     world = World(GatedDisk(seed), clock)
     world.delay(b"first")
@@ -126,7 +126,7 @@ async def test_a_delayed_message_that_is_delivered_while_the_disk_syncs_survives
     assert set(after.delivered()) == {b"first", b"second"}
 
 
-async def test_a_group_does_not_stand_above_what_the_disk_has() -> None:
+async def test_saved_committed_offset_is_not_above_the_fsynced_log() -> None:
     world = World(GatedDisk(1), ManualClock())
     world.offsets.commit("g", "orders", 0, 5)
     world.delay(b"something to sync")
@@ -138,7 +138,7 @@ async def test_a_group_does_not_stand_above_what_the_disk_has() -> None:
     assert after.offsets.query("g", "orders", 0) == 5
 
 
-async def test_the_log_behind_the_pop_book_is_needed_until_its_new_image_is_on_the_disk() -> None:
+async def test_log_behind_the_pop_image_is_kept_until_the_next_image_is_saved() -> None:
     world = World(GatedDisk(1), ManualClock())
     for number in range(2):
         world.store.put("t", 0, b"%d" % number, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("10.0.0.1", 1))

@@ -60,7 +60,7 @@ def delays() -> Iterator[Delays]:
     delays.store.shutdown()
 
 
-def test_a_delay_lasts_no_day_because_the_clock_was_a_day_ahead(delays: Delays) -> None:
+def test_delay_is_not_extended_by_a_clock_that_was_a_day_ahead(delays: Delays) -> None:
     right = delays.clock.now_ms()
     delays.clock.set_wall(right + DAY)
     delays.put("other")
@@ -72,7 +72,7 @@ def test_a_delay_lasts_no_day_because_the_clock_was_a_day_ahead(delays: Delays) 
     assert delays.schedule.deliver_due() == 1
 
 
-def test_what_was_stored_ahead_of_time_waits_its_delay_and_holds_up_nobody_longer(delays: Delays) -> None:
+def test_messages_stored_by_a_fast_clock_wait_one_delay_in_parallel(delays: Delays) -> None:
     right = delays.clock.now_ms()
     delays.clock.set_wall(right + DAY)
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_what_was_stored_ahead_of_time_waits_its_delay_and_holds_up_nobody_longe
     assert delays.schedule.deliver_due() == 4, "all of them together, not one delay after the other"
 
 
-def test_a_second_jump_is_waited_for_anew(delays: Delays) -> None:
+def test_second_clock_jump_is_handled_like_the_first(delays: Delays) -> None:
     right = delays.clock.now_ms()
     for _ in range(2):
         delays.clock.set_wall(delays.clock.now_ms() + DAY)

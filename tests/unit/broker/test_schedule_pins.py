@@ -16,7 +16,7 @@ from neve.remoting.names import SCHEDULE_TOPIC
 from tests.synced import nothing_to_sync
 
 
-def test_waiting_messages_are_pinned_when_the_position_is_older_than_the_log(tmp_path: Path) -> None:
+def test_pending_messages_are_pinned_if_the_progress_is_below_the_log(tmp_path: Path) -> None:
     """The progress is saved periodically. After a kill it may refer to delivered and evicted messages."""
     store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 16), RealDisk(), SystemClock())
     store.load()

@@ -91,7 +91,7 @@ def world() -> Iterator[World]:
     world.store.shutdown()
 
 
-def test_a_delayed_message_that_no_topic_can_take_holds_up_neither_its_level_nor_the_others(world: World) -> None:
+def test_delayed_message_without_a_valid_queue_delays_no_other(world: World) -> None:
     schedule = ScheduleMessage(
         world.store,
         LogWriter(world.store),
@@ -113,7 +113,7 @@ def test_a_delayed_message_that_no_topic_can_take_holds_up_neither_its_level_nor
     assert schedule.deliver_due() == 0
 
 
-def test_a_delay_level_that_can_not_be_read_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_delay_level_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = ScheduleMessage(
         world.store,
         LogWriter(world.store),
@@ -143,7 +143,7 @@ def test_a_delay_level_that_can_not_be_read_holds_up_no_other(world: World, monk
     assert world.bodies("orders") == [b"level 2", b"level 1"]
 
 
-def test_a_timer_that_no_topic_can_take_holds_up_no_other(world: World) -> None:
+def test_timer_without_a_valid_queue_delays_no_other(world: World) -> None:
     timers = TimerMessages(
         world.store, LogWriter(world.store), world.clock, world.config, lambda topic: 8, world.faults
     )
@@ -332,7 +332,7 @@ def test_timer_message_is_retried_after_a_transient_error(
     assert (world.bodies("orders"), len(timers)) == ([b"first", b"second"], 0)
 
 
-def test_parked_message_of_a_deleted_topic_makes_no_queue(world: World) -> None:
+def test_pending_message_of_a_deleted_topic_creates_no_queue(world: World) -> None:
     schedule = make_schedule(world, lambda topic: None if topic == "gone" else 1)
     timers = make_timers(world, lambda topic: None if topic == "gone" else 1)
     for topic in ("gone", "orders"):
@@ -346,7 +346,7 @@ def test_parked_message_of_a_deleted_topic_makes_no_queue(world: World) -> None:
     assert not world.faults.counts, "a deleted topic is no fault"
 
 
-def test_parked_message_goes_to_a_queue_that_consumers_read(world: World) -> None:
+def test_pending_message_is_delivered_to_an_existing_queue(world: World) -> None:
     """The topic had eight queues when it was parked, and has two now."""
     schedule, timers = make_schedule(world, lambda topic: 2), make_timers(world, lambda topic: 2)
     for queue in ("0", "1", "5", "7"):
@@ -403,7 +403,7 @@ class Transactions:
         asyncio.run(self.check_back.run())
 
 
-def test_a_half_message_that_no_producer_can_be_asked_about_is_given_up_and_holds_up_no_other(world: World) -> None:
+def test_half_message_without_a_valid_queue_is_discarded_and_blocks_none(world: World) -> None:
     world.config.transaction_check_max = 2
     transactions = Transactions(world)
     transactions.half(b"odd", REAL_QID=NO_QUEUE)
@@ -431,7 +431,7 @@ def test_damaged_half_message_is_quarantined_and_pins_no_segment(world: World, m
     assert len(transactions.halves) == 0
 
 
-def test_no_quiet_time_keeps_a_half_message_for_longer_than_the_log(world: World) -> None:
+def test_check_immunity_keeps_a_half_message_no_longer_than_the_log(world: World) -> None:
     """RocketMQ skips half messages older than fileReservedTime as well.
 
     Otherwise one would keep its segment forever.
@@ -446,7 +446,7 @@ def test_no_quiet_time_keeps_a_half_message_for_longer_than_the_log(world: World
     assert (transactions.halves.pinned_from(), world.bodies(CHECK_MAX_TOPIC)) == (None, [b"half"])
 
 
-def test_a_waiting_pull_that_fails_keeps_back_none_of_those_that_wake_with_it(world: World) -> None:
+def test_failing_suspended_pull_delays_none_of_those_woken_with_it(world: World) -> None:
     hold = PullRequestHold(world.clock, 10, world.faults)
     told: list[bool] = []
 
@@ -462,7 +462,7 @@ def test_a_waiting_pull_that_fails_keeps_back_none_of_those_that_wake_with_it(wo
     assert world.faults.counts == {"a waiting pull": 2}
 
 
-def test_an_index_file_that_can_not_be_made_costs_keys_and_nothing_else(world: World) -> None:
+def test_index_file_that_cannot_be_created_loses_only_keys(world: World) -> None:
     world.disk.closed = "index"
     world.put("orders", 0, b"one", KEYS="k1")
     world.store.after_flush(world.store.flush())
@@ -473,7 +473,7 @@ def test_an_index_file_that_can_not_be_made_costs_keys_and_nothing_else(world: W
     assert len(by_key(world.store, "orders", "k2", 10, 0, 1 << 60)) == 1
 
 
-def test_an_index_file_that_could_not_be_mapped_keeps_no_start_from_reading(
+def test_index_file_that_could_not_be_mapped_does_not_stop_a_start(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -495,7 +495,7 @@ def test_an_index_file_that_could_not_be_mapped_keeps_no_start_from_reading(
     assert len(by_key(world.store, "orders", "k3", 10, 0, 1 << 60)) == 1
 
 
-def test_a_popped_message_that_fails_to_come_back_holds_up_no_other(
+def test_popped_message_that_cannot_be_redelivered_delays_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_off: list[int] = []
@@ -546,7 +546,7 @@ async def page(broker: BrokerController, name: str) -> tuple[int, str]:
     return await asyncio.to_thread(get)
 
 
-async def test_a_task_that_fails_again_and_again_shows_on_the_health_pages(tmp_path: Path) -> None:
+async def test_repeatedly_failing_task_is_on_the_health_pages(tmp_path: Path) -> None:
     async with running(tmp_path / "broker") as (broker, connection):
         assert await page(broker, "readyz") == (200, "ready\n")
         runs: list[int] = []
@@ -565,7 +565,7 @@ async def test_a_task_that_fails_again_and_again_shows_on_the_health_pages(tmp_p
 
 
 @pytest.mark.parametrize("flush_disk_type", [SYNC_FLUSH, "ASYNC_FLUSH"])
-async def test_a_flusher_that_ends_ends_the_broker(tmp_path: Path, flush_disk_type: str) -> None:
+async def test_failed_flusher_stops_the_broker(tmp_path: Path, flush_disk_type: str) -> None:
     async with running(tmp_path / "broker", f"flushDiskType={flush_disk_type}") as (broker, connection):
         await send(connection, "orders")
 
@@ -582,7 +582,7 @@ async def test_a_flusher_that_ends_ends_the_broker(tmp_path: Path, flush_disk_ty
             await send(connection, "orders")
 
 
-async def test_the_task_that_registers_topics_outlives_a_failure_and_forgets_nothing(tmp_path: Path) -> None:
+async def test_registration_task_survives_a_failure_and_retries(tmp_path: Path) -> None:
     async with running(tmp_path / "broker") as (broker, _):
         tries: list[int] = []
 
@@ -598,7 +598,7 @@ async def test_the_task_that_registers_topics_outlives_a_failure_and_forgets_not
         await until(lambda: len(tries) == 3)
 
 
-async def test_a_sync_that_hangs_shows_on_the_health_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_fsync_is_on_the_health_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path / "broker") as (broker, _):
         flusher = broker.flusher
         assert broker.health.troubles() == []
@@ -609,7 +609,7 @@ async def test_a_sync_that_hangs_shows_on_the_health_pages(tmp_path: Path, monke
         monkeypatch.undo()
 
 
-async def test_a_message_whose_answer_makes_no_header_is_answered_and_the_next_one_too(tmp_path: Path) -> None:
+async def test_answer_with_an_oversized_header_is_replaced_and_delays_no_other(tmp_path: Path) -> None:
     """It would contain the recall handle and the message's own id, in the binary format."""
 
     async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (_, connection):

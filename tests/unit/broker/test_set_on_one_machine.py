@@ -10,7 +10,7 @@ import pytest
 from broker import set_on_one_machine
 
 
-def test_members_have_ports_of_their_own_though_a_free_one_is_found_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_have_distinct_ports_even_if_a_free_port_is_found_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (port for number in count(20_000) for port in repeat(number, 2))
     monkeypatch.setattr(set_on_one_machine, "free_port", lambda address: next(found))
     ports = set_on_one_machine._ports_of(set_on_one_machine.Places(Path("data"), 0, 0, 0), 3)

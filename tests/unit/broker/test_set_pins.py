@@ -16,7 +16,7 @@ def member(*, following: bool = False) -> tuple[MessageStore, Pins, SetPins]:
     return store, pins, SetPins(store, pins)
 
 
-def test_what_was_brought_on_its_way_frees_its_place_once_that_is_confirmed() -> None:
+def test_pin_is_released_only_once_the_delivery_is_confirmed() -> None:
     store, waiting, pins = member()
     put_one(store, "t", 0, b"a timer, say")
     first_end = store.max_physical_offset
@@ -30,7 +30,7 @@ def test_what_was_brought_on_its_way_frees_its_place_once_that_is_confirmed() ->
     assert pins.lowest() == store.max_physical_offset
 
 
-def test_where_the_newest_is_never_quite_confirmed_the_frontier_moves_all_the_same() -> None:
+def test_eviction_frontier_advances_although_the_newest_is_unconfirmed() -> None:
     store, waiting, pins = member()
     seen = []
     for _ in range(5):
@@ -43,7 +43,7 @@ def test_where_the_newest_is_never_quite_confirmed_the_frontier_moves_all_the_sa
     assert pins.lowest() != seen[0]
 
 
-def test_a_slave_goes_by_what_its_master_told_and_by_its_own_files() -> None:
+def test_slaves_pin_is_the_lower_of_its_masters_and_its_own() -> None:
     _, waiting, pins = member(following=True)
     assert pins.lowest() == 0, "nothing was told yet"
     pins.told(500)

@@ -80,7 +80,7 @@ def leading(log: Log, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
     return role
 
 
-def test_each_record_of_what_was_raised_is_small_and_together_they_say_all() -> None:
+def test_raised_queues_are_divided_into_small_and_complete_records() -> None:
     log = Log()
     raised = {f"{number:03d}{'long' * 60}": dict.fromkeys(range(number % 5), 1 << 60) for number in range(2_000)}
     raised["many"] = dict.fromkeys(range(5_000), 9)
@@ -97,7 +97,7 @@ def test_each_record_of_what_was_raised_is_small_and_together_they_say_all() -> 
     assert told == {topic: queues for topic, queues in raised.items() if queues}
 
 
-def test_what_the_log_takes_not_for_seconds_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_refused_for_seconds_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     log = Log()
     role = leading(log, {"t": {0: 5}})
     log.refused = EVERYTHING
@@ -117,7 +117,7 @@ def test_what_the_log_takes_not_for_seconds_is_told_once(caplog: pytest.LogCaptu
     assert log.said == [QueuesRaised(queues={"t": {0: 5}}), ArchiveSettled(epoch=EPOCH)]
 
 
-def test_where_queues_were_raised_is_saved_before_it_is_said_that_this_is_all() -> None:
+def test_raised_queues_are_saved_before_the_archive_is_reported_settled() -> None:
     """Otherwise a truncation above the record would lower them, although followers rely on it."""
     log = Log()
     role = leading(log, {"t": {0: 5}})
@@ -133,7 +133,7 @@ def test_where_queues_were_raised_is_saved_before_it_is_said_that_this_is_all() 
     assert (log.said[1:], log.saved_behind) == ([ArchiveSettled(epoch=EPOCH)], [1]), "and once"
 
 
-def test_a_topic_is_deleted_behind_what_raised_its_queues() -> None:
+def test_topic_deletion_is_logged_behind_the_raise_of_its_queues() -> None:
     """The queues of a follower then end where its master's do, and no offset is assigned twice."""
     log = Log()
     leading(log, {"t": {0: 5}})
@@ -146,7 +146,7 @@ def test_a_topic_is_deleted_behind_what_raised_its_queues() -> None:
     assert log.said == [QueuesRaised(queues={"t": {0: 5}}), gone]
 
 
-def test_who_leads_no_more_says_nothing_of_what_it_raised() -> None:
+def test_deposed_master_logs_no_raised_queues() -> None:
     log = Log()
     role = leading(log, {"t": {0: 5}})
     role.follow()

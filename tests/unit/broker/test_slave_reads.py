@@ -68,7 +68,7 @@ def offsets(answer: RemotingCommand) -> list[int]:
 
 @pytest.mark.parametrize("status", list(GetMessageStatus))
 @pytest.mark.parametrize("has_master", [True, False])
-def test_no_state_of_a_slaves_queue_moves_a_reader(status: GetMessageStatus, has_master: bool) -> None:
+def test_no_status_of_a_slaves_queue_moves_a_reader(status: GetMessageStatus, has_master: bool) -> None:
     code = slave_code(status, has_master=has_master)
     assert code is not ResponseCode.PULL_OFFSET_MOVED
     assert moves_on(status) is (status in {"FOUND", "NO_MATCHED_MESSAGE", "OFFSET_FOUND_NULL"})
@@ -76,7 +76,7 @@ def test_no_state_of_a_slaves_queue_moves_a_reader(status: GetMessageStatus, has
 
 
 @pytest.mark.parametrize("role", [Role.SLAVE, Role.SLAVE_IN_SYNC])
-async def test_a_slave_shows_what_is_confirmed(tmp_path: Path, role: Role) -> None:
+async def test_slave_returns_confirmed_messages(tmp_path: Path, role: Role) -> None:
     async with slave(tmp_path, role) as (_, connection):
         answer = await pull(connection, 1)
         assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [1, 2])
@@ -85,7 +85,9 @@ async def test_a_slave_shows_what_is_confirmed(tmp_path: Path, role: Role) -> No
 
 @pytest.mark.parametrize("role", [Role.SLAVE, Role.SLAVE_IN_SYNC])
 @pytest.mark.parametrize("offset", [CONFIRMED, CONFIRMED + 1, 1000])
-async def test_above_what_is_confirmed_a_reader_is_sent_to_the_master(tmp_path: Path, role: Role, offset: int) -> None:
+async def test_reader_above_the_confirmed_offset_is_redirected_to_the_master(
+    tmp_path: Path, role: Role, offset: int
+) -> None:
     """It keeps its offset: a slave that lags moves no group back."""
 
     async with slave(tmp_path, role) as (broker, connection):
@@ -95,7 +97,7 @@ async def test_above_what_is_confirmed_a_reader_is_sent_to_the_master(tmp_path: 
         assert (answer.ext["nextBeginOffset"], answer.ext["suggestWhichBrokerId"]) == (str(offset), "0")
 
 
-async def test_who_may_wait_is_sent_to_the_master_after_a_second(tmp_path: Path) -> None:
+async def test_pull_that_may_wait_is_redirected_to_the_master_after_a_second(tmp_path: Path) -> None:
     """A client that does not know the master yet would otherwise repeat the pull without a pause."""
 
     clock = ManualClock()
@@ -111,7 +113,7 @@ async def test_who_may_wait_is_sent_to_the_master_after_a_second(tmp_path: Path)
         assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "1000")
 
 
-async def test_below_what_a_slave_has_a_reader_is_not_moved_on(tmp_path: Path) -> None:
+async def test_reader_below_the_slaves_log_begin_is_not_moved_forward(tmp_path: Path) -> None:
     """The master or the archive may have messages that this slave never had."""
 
     async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
@@ -122,7 +124,7 @@ async def test_below_what_a_slave_has_a_reader_is_not_moved_on(tmp_path: Path) -
 
 @pytest.mark.parametrize("has_master", [True, False])
 @pytest.mark.parametrize("is_released", [False, True])
-async def test_a_pull_that_the_archive_has_nothing_for_waits_once_and_is_answered(
+async def test_pull_without_an_archived_message_is_suspended_once_and_answered(
     tmp_path: Path, has_master: bool, is_released: bool
 ) -> None:
     """At its deadline, or when all suspended pulls are released, it reads the archive once more."""
@@ -155,7 +157,7 @@ async def answered(broker: BrokerController, waiting: asyncio.Task[RemotingComma
     return waiting.result()
 
 
-async def test_without_a_master_a_reader_waits_until_more_is_confirmed(tmp_path: Path) -> None:
+async def test_pull_without_a_master_waits_for_confirmed_messages(tmp_path: Path) -> None:
     """An immediate answer would make the client repeat the pull without a pause."""
 
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
@@ -165,7 +167,7 @@ async def test_without_a_master_a_reader_waits_until_more_is_confirmed(tmp_path:
         assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [ALL - 1])
 
 
-async def test_who_waits_at_a_slave_hears_that_there_is_a_master(tmp_path: Path) -> None:
+async def test_suspended_pull_of_a_slave_is_redirected_once_a_master_is_elected(tmp_path: Path) -> None:
     clock = ManualClock()
     async with slave(tmp_path, Role.SLAVE, clock=clock) as (broker, connection):
         waiting = await holds(broker, connection, CONFIRMED)
@@ -178,7 +180,7 @@ async def test_who_waits_at_a_slave_hears_that_there_is_a_master(tmp_path: Path)
         assert (answer.code, answer.ext["suggestWhichBrokerId"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "0")
 
 
-async def test_who_waits_while_the_role_changes_is_answered_in_the_next_role_only(tmp_path: Path) -> None:
+async def test_pull_suspended_during_a_change_of_role_is_answered_afterwards(tmp_path: Path) -> None:
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
         waiting = await holds(broker, connection, CONFIRMED)
         broker.role.become(Role.FENCED)
@@ -193,7 +195,7 @@ async def test_who_waits_while_the_role_changes_is_answered_in_the_next_role_onl
 
 
 @pytest.mark.parametrize("role", [Role.SLAVE, Role.SLAVE_IN_SYNC])
-async def test_a_slave_takes_no_position_from_a_pull_and_tells_no_reset(tmp_path: Path, role: Role) -> None:
+async def test_pull_at_a_slave_neither_commits_an_offset_nor_takes_a_reset(tmp_path: Path, role: Role) -> None:
     async with slave(tmp_path, role) as (broker, connection):
         broker.offsets.install({"t@g": {0: 2}}, {"t@g": {0: 0}})
         answer = await pull(connection, 1, SUBSCRIPTION | COMMIT_OFFSET)
@@ -207,7 +209,7 @@ async def test_a_slave_takes_no_position_from_a_pull_and_tells_no_reset(tmp_path
         assert refused.code == ResponseCode.SYSTEM_BUSY
 
 
-async def test_a_slave_in_sync_tells_positions_that_it_knows_and_never_that_there_is_none(tmp_path: Path) -> None:
+async def test_slave_in_sync_reports_known_offsets_and_never_their_absence(tmp_path: Path) -> None:
     """A group without a committed offset would begin at the end of its queues and miss the messages below."""
 
     async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
@@ -223,7 +225,7 @@ async def test_a_slave_in_sync_tells_positions_that_it_knows_and_never_that_ther
             assert (await ask(connection, code, consumerGroup="g", **asked)).code == ResponseCode.SYSTEM_BUSY
 
 
-async def test_slave_read_enable_off_refuses_pulls_as_rocketmqs_slaves_do(tmp_path: Path) -> None:
+async def test_disabled_slave_reads_are_refused_like_by_rocketmq(tmp_path: Path) -> None:
     """Suspended pulls are refused as well. The setting can be changed while the broker runs."""
 
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
@@ -258,7 +260,7 @@ async def test_cold_reader_is_redirected_to_a_slave_and_back(tmp_path: Path, ena
             assert (await pull(connection, 3)).ext["suggestWhichBrokerId"] == "0"
 
 
-async def test_messages_are_found_on_a_slave_by_key_and_by_id_once_they_are_confirmed(tmp_path: Path) -> None:
+async def test_slave_finds_confirmed_messages_by_key_and_by_id(tmp_path: Path) -> None:
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
         places = [entry[0] for offset in range(CONFIRMED) if (entry := broker.store.entry("t", 0, offset))]
         end = broker.store.confirmed_offset
@@ -271,7 +273,7 @@ async def test_messages_are_found_on_a_slave_by_key_and_by_id_once_they_are_conf
             assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == code
 
 
-async def test_a_client_that_beats_at_a_slave_makes_no_topic_and_no_group_there(tmp_path: Path) -> None:
+async def test_heartbeat_at_a_slave_creates_neither_topic_nor_group(tmp_path: Path) -> None:
     """A slave's tables follow its master's log."""
 
     async with running(tmp_path, "slaveReadEnable=true") as (broker, connection):

@@ -33,7 +33,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Counted]:
     return count
 
 
-async def test_a_groups_progress_over_many_topics_is_told_in_slices(
+async def test_progress_of_a_group_over_many_topics_is_collected_in_slices(
     tmp_path: Path, counted: Callable[[str], Counted]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -48,7 +48,7 @@ async def test_a_groups_progress_over_many_topics_is_told_in_slices(
         assert looked_at.most <= 40
 
 
-async def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, counted: Callable[[str], Counted]) -> None:
+async def test_state_for_the_archive_is_captured_in_slices(tmp_path: Path, counted: Callable[[str], Counted]) -> None:
     async with running(tmp_path) as (broker, _):
         store = broker.store
         for number in range(1_200):
@@ -60,7 +60,7 @@ async def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, count
         assert taken.most <= 500
 
 
-async def test_the_progress_of_all_groups_over_many_small_topics_is_told_in_slices(
+async def test_progress_of_all_groups_over_many_topics_is_collected_in_slices(
     tmp_path: Path, counted: Callable[[str], Counted]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -80,7 +80,7 @@ async def test_the_progress_of_all_groups_over_many_small_topics_is_told_in_slic
         assert looked_at.most <= 40
 
 
-async def test_how_far_groups_are_behind_is_looked_up_once_a_topic_and_no_further_where_all_is_read(
+async def test_consumer_lags_are_looked_up_once_per_topic_in_slices(
     tmp_path: Path, counted: Callable[[str], Counted]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -99,9 +99,7 @@ async def test_how_far_groups_are_behind_is_looked_up_once_a_topic_and_no_furthe
         assert minimums.all <= TOPICS
 
 
-async def test_groups_in_topics_that_are_gone_are_passed_over_in_slices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_groups_of_deleted_topics_are_skipped_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as (broker, _):
         context = broker
         for number in range(1_200):
@@ -113,7 +111,7 @@ async def test_groups_in_topics_that_are_gone_are_passed_over_in_slices(
         assert passed.most <= 300
 
 
-async def test_where_groups_stand_is_not_copied_before_the_first_slice(tmp_path: Path) -> None:
+async def test_committed_offsets_are_iterated_without_a_copy(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, _):
         offsets = broker.offsets
         for number in range(50):
@@ -130,7 +128,7 @@ async def test_where_groups_stand_is_not_copied_before_the_first_slice(tmp_path:
         assert len(set(seen)) == len(seen) == 2 * 50 - 2 + 1
 
 
-async def test_where_groups_stand_is_taken_for_its_file_in_slices_and_what_changes_meanwhile_is_saved_next(
+async def test_offsets_are_saved_in_slices_and_later_changes_by_the_next_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as (broker, _):

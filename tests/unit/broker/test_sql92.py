@@ -91,7 +91,7 @@ PROPERTIES = {"n": "5", "price": "2.50", "city": "Oslo", "ok": "true", "bad": "f
         ("bad = 'five'", True),
     ],
 )
-def test_an_expression_selects(text: str, chosen: bool) -> None:
+def test_expression_selects_the_message_or_not(text: str, chosen: bool) -> None:
     assert compile_sql(text)(PROPERTIES) is chosen
 
 
@@ -105,7 +105,7 @@ def test_an_expression_selects(text: str, chosen: bool) -> None:
         "n = 9223372036854775808", "TRUE = 5", "n = 5 /* open",
     ],
 )  # fmt: skip
-def test_a_wrong_expression_is_refused(text: str) -> None:
+def test_malformed_expression_is_refused(text: str) -> None:
     with pytest.raises(SqlError):
         compile_sql(text)
 
@@ -123,7 +123,7 @@ def test_a_wrong_expression_is_refused(text: str) -> None:
     ],
     ids=["values", "comparisons", "text", "brackets", "OR nested left", "OR nested right", "NOT"],
 )
-def test_a_large_expression_is_taken(text: str) -> None:
+def test_large_expression_is_accepted(text: str) -> None:
     assert compile_sql(text)(PROPERTIES)
 
 
@@ -141,12 +141,12 @@ def test_a_large_expression_is_taken(text: str) -> None:
         ("n = '" + "x" * (256 << 10) + "'", "more than 262144 bytes"),
     ],
 )
-def test_a_too_large_expression_is_refused_with_the_limit(text: str, limit: str) -> None:
+def test_expression_above_a_limit_is_refused_with_the_limit(text: str, limit: str) -> None:
     with pytest.raises(SqlError, match=limit):
         compile_sql(text)
 
 
-def test_the_error_of_a_long_token_is_short() -> None:
+def test_error_for_a_long_token_is_short() -> None:
     with pytest.raises(SqlError) as caught:
         compile_sql(f"n = 5 '{'x' * 1000}'")
     assert str(caught.value) == f'"\'{"x" * 39}…" at 6 is out of place'
@@ -154,7 +154,7 @@ def test_the_error_of_a_long_token_is_short() -> None:
 
 @pytest.mark.parametrize("end", ["", "x"])
 @pytest.mark.parametrize("start", ["9", "0", "0.9", "1e9", "0x", " "])
-def test_a_long_property_is_compared_in_linear_time(start: str, end: str) -> None:
+def test_long_property_is_compared_in_linear_time(start: str, end: str) -> None:
     """A backtracking pattern would take minutes."""
     value = start + start[-1] * 32_000 + end
     assert compile_sql("n < 1 OR n = 1.5 OR n IS NOT NULL")({"n": value})
@@ -169,7 +169,7 @@ def test_compiled_filters_are_dropped_beyond_their_total_text() -> None:
     assert cache.get(first) is not kept
 
 
-def test_a_large_expression_reads_fewer_records_at_a_time() -> None:
+def test_large_expression_reads_fewer_records_per_step() -> None:
     assert MessageFilter().limits(32, 1000) == (32, 1000)
     assert MessageFilter(predicate=compile_sql("n = 5")).limits(32, 1000) == (256, 1 << 20)
     large = MessageFilter(predicate=compile_sql(" OR ".join(["n = 6"] * 1024)))
@@ -177,7 +177,7 @@ def test_a_large_expression_reads_fewer_records_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "1_000", "nan", "inf", "0x10", "1e99999", "٣", ""])
-def test_a_strange_number_is_no_error(value: str) -> None:
+def test_unusual_number_in_a_property_is_no_error(value: str) -> None:
     assert compile_sql("n < 1")({"n": value}) is False
 
 
@@ -190,7 +190,7 @@ def record(offset: int, sys_flag: int = 0) -> bytes:
     )  # fmt: skip
 
 
-def test_only_wanted_records_are_kept() -> None:
+def test_only_selected_records_are_returned() -> None:
     records = [record(offset, BORN_HOST_V6 if offset % 2 else 0) for offset in range(10)]
     read = GetResult(
         GetMessageStatus.FOUND, 10, 0, 10, [memoryview(b"".join(records[:4])), memoryview(b"".join(records[4:]))], 10

@@ -37,7 +37,7 @@ def stored(broker: BrokerController) -> int:
     return broker.store.max_offset("orders", 0)
 
 
-async def test_a_step_that_fails_or_hangs_keeps_back_no_other() -> None:
+async def test_step_that_fails_or_hangs_does_not_prevent_the_others() -> None:
     stop = Stop("test", {"fails": 20, "hangs": 0.01, "works": 20})
     done: list[str] = []
 
@@ -62,7 +62,7 @@ async def test_a_step_that_fails_or_hangs_keeps_back_no_other() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_synced(
+async def test_hanging_fsync_does_not_block_a_stop_and_loses_no_synced_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go = threading.Event()
@@ -88,7 +88,7 @@ async def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_syn
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_failed_sync_during_stop_makes_the_stop_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_sync_during_a_stop_fails_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path / "broker") as (broker, connection):
         await send(connection, "orders")
         await broker.flusher.flush_now()
@@ -104,9 +104,7 @@ async def test_failed_sync_during_stop_makes_the_stop_fail(tmp_path: Path, monke
         assert stored(broker) == 1
 
 
-async def test_a_start_that_fails_late_undoes_what_was_done_last_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_start_undoes_its_steps_in_reverse_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = make_broker(tmp_path / "broker")
     undone: list[str] = []
 

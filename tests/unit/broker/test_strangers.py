@@ -42,7 +42,7 @@ async def pull(connection: Connection, offset: int, **more: object) -> RemotingC
     return await ask(connection, Code.PULL_MESSAGE, **(ext | more))
 
 
-async def test_a_long_header_is_answered_and_the_connection_lives(tmp_path: Path) -> None:
+async def test_overlong_header_is_refused_and_the_connection_stays_open(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, "T")
         fits = "".join(f"p{number}\x01v\x02" for number in range(4000))
@@ -57,7 +57,7 @@ async def test_a_long_header_is_answered_and_the_connection_lives(tmp_path: Path
         assert broker.store.max_offset("T", 0) == 2
 
 
-async def test_a_client_takes_out_only_what_came_over_its_connection(tmp_path: Path) -> None:
+async def test_client_is_unregistered_only_by_its_own_connection(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, "T")
         assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
@@ -70,7 +70,7 @@ async def test_a_client_takes_out_only_what_came_over_its_connection(tmp_path: P
 
 
 @pytest.mark.parametrize("taken", ["topic", "group", "broker"])
-async def test_a_held_pull_is_told_when_its_permission_has_gone(tmp_path: Path, taken: str) -> None:
+async def test_suspended_pull_is_answered_when_its_permission_is_revoked(tmp_path: Path, taken: str) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, "T")
         waiting = asyncio.create_task(pull(connection, 1))
@@ -88,7 +88,7 @@ async def test_a_held_pull_is_told_when_its_permission_has_gone(tmp_path: Path, 
         assert not answer.body
 
 
-async def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(
+async def test_suspended_pull_of_a_user_without_permission_returns_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -117,7 +117,7 @@ def counted(owner: object, method: str) -> list[object]:
     return calls
 
 
-async def test_a_pull_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
+async def test_large_pull_is_answered_and_not_suspended(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, "T")
         kept = counted(broker.hold, "hold")
@@ -129,7 +129,7 @@ async def test_a_pull_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> 
         assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
 
 
-async def test_a_pop_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
+async def test_large_pop_is_answered_and_does_not_wait(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, "T")
         ext = {
@@ -149,7 +149,7 @@ async def make_group(connection: Connection, **settings: object) -> int:
     return (await ask(connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json.dumps(settings).encode())).code
 
 
-async def test_a_group_has_no_more_retry_queues_than_a_topic_may_have(tmp_path: Path) -> None:
+async def test_retry_queues_of_a_group_are_limited_like_a_topics_queues(tmp_path: Path) -> None:
     async with running(tmp_path, "maxQueuesPerTopic=8") as (broker, connection):
         for wrong in (2_000_000_000, 9, -1):
             assert await make_group(connection, groupName="g", retryQueueNums=wrong) == 29
@@ -166,7 +166,7 @@ async def test_a_group_has_no_more_retry_queues_than_a_topic_may_have(tmp_path: 
                 assert (await ask(connection, code, body)).code in {0, 29}
 
 
-async def test_what_clients_name_has_an_end_and_what_is_known_goes_on(tmp_path: Path) -> None:
+async def test_new_topics_and_groups_are_limited_and_known_ones_still_work(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, "T")
         context = broker
@@ -191,7 +191,7 @@ async def test_what_clients_name_has_an_end_and_what_is_known_goes_on(tmp_path: 
         await send(connection, "another")
 
 
-async def test_only_queues_that_are_there_are_locked_or_committed(tmp_path: Path) -> None:
+async def test_only_existing_queues_are_locked_or_committed(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, "T")
         context = broker
@@ -218,7 +218,7 @@ async def test_only_queues_that_are_there_are_locked_or_committed(tmp_path: Path
         assert context.groups.forbidden().keys() <= {"nobody"}, "the broker makes groups by itself, never topics"
 
 
-async def test_what_heartbeats_say_has_an_end_and_is_forgotten_with_their_connection(tmp_path: Path) -> None:
+async def test_size_of_client_tables_is_limited_and_freed_with_the_connection(tmp_path: Path) -> None:
     async with running(tmp_path, "maxClientBytes=1m") as (broker, connection):
         clients = broker.clients
         assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g", topics=("T", "U")))).code == 0

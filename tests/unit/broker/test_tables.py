@@ -28,7 +28,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_configuration_takes_rocketmq_keys_with_units(tmp_path: Path) -> None:
+def test_configuration_accepts_rocketmq_keys_with_units(tmp_path: Path) -> None:
     path = write(tmp_path / "broker.conf", "# a comment\nbrokerName = b1\nlistenPort=1234\nmaxMessageSize=1m\n")
     config = load(BrokerConfig, path, ["archiveMaxAge=10m", "brokerIP1=10.0.0.1"])
     assert (config.broker_name, config.listen_port, config.max_message_size) == ("b1", 1234, 1 << 20)
@@ -36,7 +36,7 @@ def test_a_configuration_takes_rocketmq_keys_with_units(tmp_path: Path) -> None:
     assert "brokerIP1=10.0.0.1\n" in to_properties(config)
 
 
-def test_the_brokers_own_topics_are_known_and_nobody_elses_is() -> None:
+def test_internal_topics_are_recognized() -> None:
     for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "rmq_sys_REVIVE_LOG_c"):
         assert names.is_system_topic(topic)
     for topic in ("orders", "%RETRY%g", "%DLQ%g"):
@@ -56,7 +56,7 @@ def test_the_brokers_own_topics_are_known_and_nobody_elses_is() -> None:
         ("words", "is not key=value"),
     ],
 )
-def test_a_wrong_line_is_named_with_what_is_allowed(tmp_path: Path, line: str, told: str) -> None:
+def test_invalid_configuration_line_is_reported_with_the_valid_range(tmp_path: Path, line: str, told: str) -> None:
     path = write(tmp_path / "broker.conf", f"brokerName=b\n{line}\n")
     with pytest.raises(ConfigError) as caught:
         load(BrokerConfig, path)
@@ -64,7 +64,7 @@ def test_a_wrong_line_is_named_with_what_is_allowed(tmp_path: Path, line: str, t
     assert "broker.conf:2" in str(caught.value)
 
 
-def test_a_running_broker_changes_only_keys_that_are_meant_for_it() -> None:
+def test_running_broker_changes_only_live_keys() -> None:
     config = BrokerConfig()
     with pytest.raises(ConfigError):
         update_live(config, {"fileReservedTime": "10", "storePathRootDir": "/"})
@@ -74,12 +74,12 @@ def test_a_running_broker_changes_only_keys_that_are_meant_for_it() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-2", "1.5", "x", ""])
-def test_a_time_to_live_that_would_delete_at_once_or_means_nothing_is_refused(value: str) -> None:
+def test_invalid_or_zero_reserve_time_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match=r"reserve\.time"):
         names.check_reserve_time(value)
 
 
-def test_attributes_change_by_sign() -> None:
+def test_topic_attributes_are_added_and_removed_by_sign() -> None:
     changes = names.parse_attributes("+reserve.time=720,-message.type")
     result = names.apply_attributes({"message.type": "FIFO"}, changes, creating=False)
     assert result == {"reserve.time": "720"}
@@ -89,7 +89,7 @@ def test_attributes_change_by_sign() -> None:
         names.parse_attributes("reserve.time=1")
 
 
-def test_topic_names_are_rocketmqs() -> None:
+def test_topic_names_follow_rocketmqs_rules() -> None:
     assert names.topic_fault("orders_1-%|A") is None
     assert names.topic_fault("a b") is not None
     assert names.topic_fault("") is not None
@@ -97,7 +97,7 @@ def test_topic_names_are_rocketmqs() -> None:
     assert names.topic_fault("%RETRY%" + "x" * 200) is None
 
 
-def test_a_topic_inherits_only_where_the_default_allows_it(tmp_path: Path) -> None:
+def test_topic_is_created_from_a_default_only_if_that_permits_it(tmp_path: Path) -> None:
     manager = TopicConfigManager(RealDisk(), tmp_path / "topics.json", ManualClock())
     manager.ensure_system(system_topics("b", "c", auto_create=True, queues=8, trace=False))
     created = manager.create_in_send("t", "TBW102", 4, enabled=True)
@@ -112,13 +112,13 @@ def test_a_topic_inherits_only_where_the_default_allows_it(tmp_path: Path) -> No
     assert again.data_version.to_wire() == manager.data_version.to_wire()
 
 
-def test_a_table_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_table_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "topics.json", '{"neveFormat": 2}')
     with pytest.raises(ValueError, match="newer"):
         TopicConfigManager(RealDisk(), path, ManualClock()).load()
 
 
-def test_no_group_stands_above_its_queue_after_a_crash(tmp_path: Path) -> None:
+def test_committed_offsets_above_their_queue_end_are_lowered(tmp_path: Path) -> None:
     offsets = ConsumerOffsetManager(RealDisk(), tmp_path / "consumerOffset.json", nothing_to_sync)
     offsets.commit("g", "t", 0, 10)
     offsets.commit("g", "t", 1, 3)
@@ -126,7 +126,7 @@ def test_no_group_stands_above_its_queue_after_a_crash(tmp_path: Path) -> None:
     assert (offsets.query("g", "t", 0), offsets.query("g", "t", 1), offsets.query("g", "t", 2)) == (5, 3, -1)
 
 
-def test_a_queue_lock_moves_when_its_owner_is_silent_for_a_minute() -> None:
+def test_queue_lock_passes_on_after_a_silent_minute() -> None:
     clock = ManualClock()
     locks = RebalanceLock(clock, lambda: 3)
     queue = ("t", "b", 0)
@@ -148,7 +148,7 @@ def telling(told: list[T], what: T) -> Callable[[bool], None]:
     return lambda last: told.append(what)
 
 
-def test_locks_that_nobody_renews_are_forgotten_and_no_more_are_given_than_may_be() -> None:
+def test_expired_locks_are_dropped_and_their_number_is_limited() -> None:
     clock = ManualClock()
     locks = RebalanceLock(clock, lambda: 3)
     queues = [("t", "b", number) for number in range(5)]
@@ -171,7 +171,7 @@ def test_locks_that_nobody_renews_are_forgotten_and_no_more_are_given_than_may_b
     assert not locks.any_held("g")
 
 
-def test_a_held_pull_is_resumed_once_by_a_fitting_message_or_by_its_deadline() -> None:
+def test_suspended_pull_resumes_once_by_a_matching_message_or_its_deadline() -> None:
     clock = ManualClock()
     hold = PullRequestHold(clock, 10, Faults())
     told: list[tuple[str, bool]] = []
@@ -199,7 +199,7 @@ class Codes(frozenset[int]):
         return super().__contains__(code)
 
 
-def test_a_message_costs_those_who_take_it_however_many_wait_for_others() -> None:
+def test_arrival_costs_only_the_pulls_that_it_resumes() -> None:
     clock, told = ManualClock(), list[int]()
     hold = PullRequestHold(clock, 10_000, Faults())
     for tag in range(5000):
@@ -218,7 +218,7 @@ def test_a_message_costs_those_who_take_it_however_many_wait_for_others() -> Non
     assert hold.count == 0
 
 
-async def test_who_is_due_at_once_has_its_turn_in_slices_and_others_theirs_in_between() -> None:
+async def test_due_pulls_resume_in_slices_with_other_callbacks_in_between() -> None:
     told, between = list[int](), list[int]()
     hold = PullRequestHold(ManualClock(), 10_000, Faults())
     for number in range(1000):
@@ -232,7 +232,7 @@ async def test_who_is_due_at_once_has_its_turn_in_slices_and_others_theirs_in_be
     assert told == list(range(1000))
 
 
-def test_a_connections_pulls_leave_with_it_and_a_topics_with_the_topic() -> None:
+def test_suspended_pulls_are_dropped_with_their_connection_or_topic() -> None:
     clock, told = ManualClock(), list[str]()
     hold = PullRequestHold(clock, 10, Faults())
     mine, other = cast("Any", object()), cast("Any", object())
@@ -252,7 +252,7 @@ def test_a_connections_pulls_leave_with_it_and_a_topics_with_the_topic() -> None
     assert (told, hold.count) == (["t", "end"], 0)
 
 
-def test_delay_levels_are_times_with_units() -> None:
+def test_delay_levels_are_parsed_with_units() -> None:
     assert parse_levels("1s 5m 2h") == [1_000, 300_000, 7_200_000]
     with pytest.raises(ConfigError):
         parse_levels("1s soon")
@@ -262,7 +262,7 @@ def test_delay_levels_are_times_with_units() -> None:
     "text",
     ["{", "[]", '{"offsetTable": []}', '{"offsetTable": {"t@g": 5}}', '{"offsetTable": {"t@g": {"0": "x"}}}'],
 )
-def test_a_table_that_somebody_spoilt_is_named(tmp_path: Path, text: str) -> None:
+def test_damaged_table_is_reported_by_name(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "consumerOffset.json", text)
     with pytest.raises(ValueError, match=r"consumerOffset\.json"):
         ConsumerOffsetManager(RealDisk(), path, nothing_to_sync).load()

@@ -82,7 +82,7 @@ def is_hot(both: TieredStore, offset: int) -> bool:
         ("FORCE", ARCHIVED, ARCHIVED),
     ],
 )
-def test_level_decides_who_answers(
+def test_level_decides_which_tier_answers(
     store: MessageStore, level: str | None, hot_from: int, hot_from_once_evicted: int
 ) -> None:
     both = tiered(store, level)

@@ -117,7 +117,7 @@ async def read(tiered: TieredStore, offset: int, group: str = "g", client: str |
     return await answer if isinstance(answer, PendingRead) else answer
 
 
-async def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> None:
+async def test_reader_skips_a_gap_to_its_end_and_nothing_else(source: Source) -> None:
     hot = Hot()
     tiered = tiered_over(source, hot=hot)
     got = await read(tiered, 3)
@@ -135,7 +135,7 @@ async def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Sourc
     tiered.close()
 
 
-async def test_what_a_deleted_topic_had_does_not_come_back_while_the_archive_does_not_know_of_its_deletion(
+async def test_messages_of_a_deleted_topic_stay_hidden_from_archive_reads(
     source: Source,
 ) -> None:
     hot = Hot()
@@ -198,7 +198,7 @@ async def test_search_by_time_begins_again_if_messages_were_evicted_meanwhile(so
     tiered.close()
 
 
-async def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
+async def test_read_ahead_is_per_client_of_a_group(source: Source) -> None:
     tiered = tiered_over(source)
     for step in range(2):
         for client, start in (("a", 0), ("b", 50)):
@@ -207,7 +207,7 @@ async def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
     tiered.close()
 
 
-async def test_pulls_of_a_row_group_in_memory_wait_for_nothing(source: Source) -> None:
+async def test_pulls_from_a_row_group_in_memory_do_not_wait(source: Source) -> None:
     """They need neither a task nor a turn of the event loop, and return the same messages."""
 
     tiered = tiered_over(source)
@@ -220,7 +220,7 @@ async def test_pulls_of_a_row_group_in_memory_wait_for_nothing(source: Source) -
     tiered.close()
 
 
-async def test_memory_has_no_say_where_the_topic_was_made_again_or_a_filter_looks_at_messages(source: Source) -> None:
+async def test_row_groups_in_memory_are_not_used_for_new_topics_and_filters(source: Source) -> None:
     hot = Hot()
     tiered = tiered_over(source, hot=hot)
     assert (await read(tiered, 3)).count == 4
@@ -232,21 +232,21 @@ async def test_memory_has_no_say_where_the_topic_was_made_again_or_a_filter_look
     tiered.close()
 
 
-def test_what_is_at_hand_comes_as_the_store_gave_it() -> None:
+def test_local_result_is_returned_unchanged() -> None:
     hot: Any = Hot()
     tiered = TieredStore(hot, BrokerConfig())
     assert tiered.get_message("g", "t", 0, HOT.start, 4, 1 << 20) is hot.answer
     tiered.close()
 
 
-def test_a_read_that_nobody_waits_for_asks_nothing_of_the_archive(source: Source) -> None:
+def test_cold_read_that_is_not_awaited_does_not_access_the_archive(source: Source) -> None:
     tiered = tiered_over(source)
     assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
     assert (tiered.cold_reads, tiered.cold_parked, source.reads) == (0, 0, 0)
     tiered.close()
 
 
-async def test_a_store_that_is_down_is_asked_twice_and_the_client_told_to_come_back(source: Source) -> None:
+async def test_failing_store_is_retried_once_and_the_client_gets_system_busy(source: Source) -> None:
     tiered = tiered_over(source)
     source.fails = True
     with pytest.raises(BrokerError) as caught:
@@ -257,7 +257,7 @@ async def test_a_store_that_is_down_is_asked_twice_and_the_client_told_to_come_b
     tiered.close()
 
 
-async def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_in_time(source: Source) -> None:
+async def test_reads_of_a_hanging_store_use_no_threads_and_time_out(source: Source) -> None:
     tiered = tiered_over(source, timeout_ms=200)
     source.gate.clear()
     before = threading.active_count()
@@ -276,7 +276,7 @@ async def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_i
     tiered.close()
 
 
-async def test_a_read_whose_connection_closed_leaves_the_line(source: Source) -> None:
+async def test_cold_read_of_a_closed_connection_leaves_the_queue(source: Source) -> None:
     cold = ColdReader(catalog(), source, "")
     tiered = tiered_over(source, cold=cold)
     source.gate.clear()

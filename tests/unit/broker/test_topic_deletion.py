@@ -88,9 +88,7 @@ class Machine:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("stands", [True, False])
-def test_a_deletion_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent_after_them(
-    stands: bool, seed: int
-) -> None:
+def test_deletion_of_unknown_outcome_hides_no_message_sent_after_it(stands: bool, seed: int) -> None:
     """No offset is assigned twice, and no message is lost if the deletion was not written."""
     machine = Machine(seed)
     machine.make_topic()
@@ -123,7 +121,7 @@ def test_a_deletion_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent
 
 
 @pytest.mark.parametrize("expired_before", [True, False])
-def test_a_topic_that_is_deleted_twice_keeps_its_first_life_buried(expired_before: bool) -> None:
+def test_topic_that_is_deleted_twice_keeps_its_first_messages_hidden(expired_before: bool) -> None:
     """Also in a queue without a message since the first deletion: its objects are deleted and cannot be unexpired."""
     machine = Machine()
     machine.make_topic()
@@ -164,7 +162,7 @@ def forgotten(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("how", ["goes on", "power cut after FORGET", "power cut after messages"])
-def test_a_topic_that_comes_again_after_its_name_is_forgotten_begins_at_0_with_nothing_of_its_first_life(
+def test_topic_created_again_after_a_forget_begins_at_0(
     how: str,
 ) -> None:
     machine = Machine()
@@ -190,7 +188,7 @@ def test_a_topic_that_comes_again_after_its_name_is_forgotten_begins_at_0_with_n
     assert machine.put() == [3], "it was archived in this life: it goes on above its tombstone"
 
 
-def test_a_crash_between_a_forget_and_the_local_state_gives_no_offset_twice() -> None:
+def test_crash_between_a_forget_and_the_local_state_reuses_no_offset() -> None:
     machine = Machine()
     machine.make_topic()
     machine.put(count=5)

@@ -28,7 +28,7 @@ def manager(path: Path) -> TopicConfigManager:
     return TopicConfigManager(RealDisk(), path, ManualClock(1))
 
 
-def test_a_topic_that_is_new_is_known_to_be_unsaved_until_a_restart_would_know_it(tmp_path: Path) -> None:
+def test_new_topic_is_unsaved_until_a_restart_would_load_it(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     topics = manager(path)
     topics.ensure_system(system_topics("b", "c", auto_create=True, queues=8, trace=False))
@@ -63,7 +63,7 @@ class SlowDisk(RealDisk):
         super().write_atomic(path, data)
 
 
-def test_a_slow_write_under_way_does_not_replace_what_came_after_it(tmp_path: Path) -> None:
+def test_slow_write_of_an_older_image_does_not_replace_a_newer_one(tmp_path: Path) -> None:
     disk, table = SlowDisk(), {"n": 1}
     file = StateFile(disk, tmp_path / "state.json", lambda: dict(table))
 
@@ -142,7 +142,7 @@ async def test_sends_to_a_new_topic_wait_for_one_shared_save_of_the_topic(tmp_pa
     assert after_kill.select("new-99") is not None
 
 
-async def test_a_table_that_cannot_be_saved_is_the_answer_and_the_next_send_asks_again(tmp_path: Path) -> None:
+async def test_failed_save_of_a_topic_fails_the_send_and_the_next_retries(tmp_path: Path) -> None:
     disk = GatedDisk()
     async with broker_on(tmp_path, disk) as (broker, connection):
         disk.fails = True
@@ -154,7 +154,7 @@ async def test_a_table_that_cannot_be_saved_is_the_answer_and_the_next_send_asks
         await send(connection, "new")
 
 
-async def test_a_dead_letter_is_not_acknowledged_before_its_topic_is_saved(tmp_path: Path) -> None:
+async def test_dead_letter_is_acknowledged_only_after_its_topic_is_saved(tmp_path: Path) -> None:
     disk = GatedDisk()
     async with broker_on(tmp_path, disk) as (broker, connection):
         await send(connection, "T")
@@ -174,7 +174,7 @@ async def test_a_dead_letter_is_not_acknowledged_before_its_topic_is_saved(tmp_p
         assert broker.store.max_offset("%DLQ%g", 0) == 1
 
 
-async def test_a_heartbeat_of_many_new_groups_writes_the_table_beside_the_loop_and_not_for_each(tmp_path: Path) -> None:
+async def test_heartbeat_with_many_new_groups_saves_in_bulk_outside_the_loop(tmp_path: Path) -> None:
     disk = GatedDisk()
     async with broker_on(tmp_path, disk) as (broker, connection):
         groups = ",".join(f'{{"groupName":"group-{number}"}}' for number in range(2000))

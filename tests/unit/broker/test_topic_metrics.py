@@ -54,7 +54,7 @@ async def subscribe(connection: Connection, group: str, topic: str) -> None:
     assert answer.code == 0, answer.remark
 
 
-def test_a_groups_lag_is_what_its_topics_hold_beyond_its_positions_retries_too(tmp_path: Path) -> None:
+def test_consumer_lag_counts_unconsumed_messages_and_retries(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for topic, number in (("T", 5), ("%RETRY%g", 2), ("%RETRY%g_T", 1), ("%RETRY%other", 4)):
             for _ in range(number):
@@ -73,7 +73,7 @@ def test_a_groups_lag_is_what_its_topics_hold_beyond_its_positions_retries_too(t
     with_broker(tmp_path, work)
 
 
-def test_a_topic_that_a_running_group_left_does_not_count_as_lag(tmp_path: Path) -> None:
+def test_topic_that_a_running_group_left_does_not_count_as_lag(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for topic in ("left", "kept"):
             await send(connection, topic)
@@ -104,7 +104,7 @@ def test_messages_and_bytes_are_counted_by_topic(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_the_archives_lag_is_told_by_topic_until_a_round_has_taken_it(tmp_path: Path) -> None:
+def test_archive_lag_of_a_topic_is_reported_until_it_is_archived(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         await send(connection, "T")
         found = await scrape(broker)
@@ -118,7 +118,7 @@ def test_the_archives_lag_is_told_by_topic_until_a_round_has_taken_it(tmp_path: 
     with_broker(tmp_path, work, f"storeUrl=dir:{tmp_path / 'archive'}")
 
 
-def test_beyond_the_limit_the_busiest_and_the_longest_lag_are_told_and_how_many_are_not(tmp_path: Path) -> None:
+def test_largest_series_are_reported_and_the_number_of_the_others(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for topic, number in (("a", 1), ("b", 3), ("c", 2)):
             for _ in range(number):
@@ -133,7 +133,7 @@ def test_beyond_the_limit_the_busiest_and_the_longest_lag_are_told_and_how_many_
     with_broker(tmp_path, work)
 
 
-def test_looking_at_many_queues_lets_other_requests_in_between(tmp_path: Path) -> None:
+def test_lags_of_many_queues_are_computed_in_slices(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         context = broker
         for number in range(40):
@@ -156,7 +156,7 @@ def test_looking_at_many_queues_lets_other_requests_in_between(tmp_path: Path) -
     with_broker(tmp_path, work)
 
 
-def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
+def test_nonexistent_offsets_do_not_count_as_lag(tmp_path: Path) -> None:
     """Offsets that a restore omitted, and expired ones."""
 
     async def work(broker: BrokerController, connection: Connection) -> None:
@@ -185,9 +185,7 @@ def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
     with_broker(tmp_path, work, f"storeUrl=dir:{tmp_path / 'store'}")
 
 
-def test_lags_that_take_long_to_look_up_are_told_as_they_were_and_how_old_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_lag_lookup_reports_the_last_values_and_their_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for _ in range(3):
             await send(connection, "T")

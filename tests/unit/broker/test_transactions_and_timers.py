@@ -110,7 +110,7 @@ def machine(tmp_path: Path) -> Iterator[Callable[[], Machine]]:
         each.store.shutdown()
 
 
-def test_what_waits_and_how_often_it_was_asked_about_survives_a_crash(machine: Callable[[], Machine]) -> None:
+def test_half_messages_and_their_check_counts_survive_a_crash(machine: Callable[[], Machine]) -> None:
     first = machine()
     stored = [first.half(b"%d" % index) for index in range(4)]
     for index, outcome in ((0, COMMIT), (2, ROLLBACK)):
@@ -130,7 +130,7 @@ def test_what_waits_and_how_often_it_was_asked_about_survives_a_crash(machine: C
     assert [half.queue_offset for half in machine().halves.waiting()] == [4]
 
 
-def test_a_crash_between_a_commit_and_its_mark_shows_the_message_once(machine: Callable[[], Machine]) -> None:
+def test_crash_between_a_commit_and_its_mark_delivers_the_message_once(machine: Callable[[], Machine]) -> None:
     first = machine()
     stored = first.half(b"m")
     first.put("orders", b"m", {}, sys_flag=TRANSACTION_COMMIT, half=stored.physical_offset)
@@ -139,7 +139,7 @@ def test_a_crash_between_a_commit_and_its_mark_shows_the_message_once(machine: C
     assert second.delivered() == [b"m"]
 
 
-def test_a_mark_that_found_the_disk_full_is_written_later(
+def test_mark_refused_by_a_full_disk_is_written_later(
     machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine()
@@ -200,7 +200,7 @@ def test_start_ignores_a_damaged_mark_of_timers(machine: Callable[[], Machine], 
     assert second.delivered() == [b"now", b"later"]
 
 
-def test_timers_come_in_the_order_they_are_due_and_never_early(machine: Callable[[], Machine]) -> None:
+def test_timers_are_delivered_in_due_order_and_never_early(machine: Callable[[], Machine]) -> None:
     first = machine()
     for text, ms in ((b"8", 8000), (b"2", 2000), (b"5", 5000)):
         first.timer(text, TIMER_DELAY_MS=str(ms))
@@ -214,7 +214,7 @@ def test_timers_come_in_the_order_they_are_due_and_never_early(machine: Callable
     assert first.timers.pinned_from() is None
 
 
-def test_timers_survive_a_crash_and_come_once(machine: Callable[[], Machine]) -> None:
+def test_timers_survive_a_crash_and_are_delivered_once(machine: Callable[[], Machine]) -> None:
     first = machine()
     first.timer(b"1", TIMER_DELAY_SEC="1")
     first.timer(b"late", TIMER_DELAY_SEC="259200")
@@ -230,7 +230,7 @@ def test_timers_survive_a_crash_and_come_once(machine: Callable[[], Machine]) ->
     assert len(machine().timers) == 0
 
 
-def test_a_recall_holds_over_a_crash(machine: Callable[[], Machine]) -> None:
+def test_recall_survives_a_crash(machine: Callable[[], Machine]) -> None:
     first = machine()
     first.timer(b"a", TIMER_DELAY_MS="6000")
     first.timer(b"b", TIMER_DELAY_MS="6000")
@@ -245,7 +245,7 @@ def test_a_recall_holds_over_a_crash(machine: Callable[[], Machine]) -> None:
     assert second.delivered() == [b"b", b"a"]
 
 
-def test_many_timers_of_one_moment_come_over_several_rounds(machine: Callable[[], Machine]) -> None:
+def test_many_timers_of_one_moment_are_delivered_in_several_rounds(machine: Callable[[], Machine]) -> None:
     first = machine()
     bodies = [b"%d" % index for index in range(1200)]
     for body in bodies:
@@ -258,7 +258,7 @@ def test_many_timers_of_one_moment_come_over_several_rounds(machine: Callable[[]
     assert second.delivered() == bodies
 
 
-def test_a_timer_of_a_deleted_topic_is_left_out(machine: Callable[[], Machine]) -> None:
+def test_timer_of_a_deleted_topic_is_dropped(machine: Callable[[], Machine]) -> None:
     first = machine()
     first.timer(b"m", topic="gone", TIMER_DELAY_MS="1000")
     first.clock.advance(1000)
@@ -266,7 +266,7 @@ def test_a_timer_of_a_deleted_topic_is_left_out(machine: Callable[[], Machine]) 
     assert "gone" not in first.store.queues()
 
 
-def test_a_clock_that_goes_back_hides_no_timer_from_the_next_start(machine: Callable[[], Machine]) -> None:
+def test_clock_set_back_hides_no_timer_from_the_next_start(machine: Callable[[], Machine]) -> None:
     first = machine()
     first.timer(b"1", TIMER_DELAY_MS="60000")
     first.clock.advance(60_000)
@@ -288,7 +288,7 @@ def test_a_clock_that_goes_back_hides_no_timer_from_the_next_start(machine: Call
         ({"TIMER_DELIVER_MS": "1", "TIMER_DEL_UNIQKEY": "orders+id"}, 13),
     ],
 )
-def test_a_time_that_cant_be_had_is_refused(
+def test_invalid_or_unsupported_delivery_time_is_refused(
     machine: Callable[[], Machine], properties: dict[str, str], code: int
 ) -> None:
     with pytest.raises(BrokerError) as caught:
@@ -296,14 +296,14 @@ def test_a_time_that_cant_be_had_is_refused(
     assert caught.value.code == code
 
 
-def test_a_time_in_the_past_is_now(machine: Callable[[], Machine]) -> None:
+def test_delivery_time_in_the_past_means_at_once(machine: Callable[[], Machine]) -> None:
     timers = machine().timers
     assert timers.time_of({"TIMER_DELIVER_MS": "1"}) is None
     assert timers.time_of({"TIMER_DELAY_SEC": "0"}) is None
     assert timers.time_of({"KEYS": "k"}) is None
 
 
-def test_a_quiet_time_of_thousands_of_digits_is_no_wish_and_keeps_no_start_from_reading(
+def test_overlong_check_immunity_is_ignored_also_at_a_start(
     machine: Callable[[], Machine],
 ) -> None:
     before = machine()
@@ -313,7 +313,7 @@ def test_a_quiet_time_of_thousands_of_digits_is_no_wish_and_keeps_no_start_from_
     assert [half.immunity_ms for half in machine().halves.waiting()] == [None, 7000]
 
 
-def test_asking_for_a_time_appends_nothing_after_the_clock_went_back(machine: Callable[[], Machine]) -> None:
+def test_timer_lookup_appends_nothing_after_the_clock_was_set_back(machine: Callable[[], Machine]) -> None:
     first = machine()
     for delay in ("10", "600"):
         first.timer(delay.encode(), TIMER_DELAY_SEC=delay)
@@ -329,7 +329,7 @@ def test_asking_for_a_time_appends_nothing_after_the_clock_went_back(machine: Ca
     assert first.timers.deliver_due() == 1
 
 
-def test_more_timers_than_allowed_are_refused_until_one_was_delivered(machine: Callable[[], Machine]) -> None:
+def test_timers_above_the_limit_are_refused_until_one_is_delivered(machine: Callable[[], Machine]) -> None:
     before = machine()
     before.config.timer_max_pending = 2
     for body in (b"1", b"2"):
@@ -343,7 +343,7 @@ def test_more_timers_than_allowed_are_refused_until_one_was_delivered(machine: C
     assert before.timers.time_of({"TIMER_DELAY_SEC": "5"}) is not None
 
 
-def test_a_waiting_timer_is_reappended_out_of_its_segment_and_comes_once(machine: Callable[[], Machine]) -> None:
+def test_pending_timer_is_reappended_from_its_segment_and_delivered_once(machine: Callable[[], Machine]) -> None:
     first = machine()
     for index in range(100):
         first.timer(b"%d" % index, TIMER_DELAY_SEC="3600")
@@ -371,7 +371,7 @@ def test_a_waiting_timer_is_reappended_out_of_its_segment_and_comes_once(machine
         assert len(each.timers) == 0
 
 
-def test_a_crash_before_the_mark_of_a_reappended_timer_loses_none(machine: Callable[[], Machine]) -> None:
+def test_crash_before_the_mark_of_a_reappended_timer_loses_none(machine: Callable[[], Machine]) -> None:
     first = machine()
     first.timer(b"a", TIMER_DELAY_SEC="3600")
     first.store.roll()
@@ -383,7 +383,7 @@ def test_a_crash_before_the_mark_of_a_reappended_timer_loses_none(machine: Calla
     assert second.delivered() == [b"a", b"a"]
 
 
-def test_a_half_message_is_reappended_out_of_its_segment_and_known_by_where_it_was(
+def test_reappended_half_message_is_found_by_its_first_offset(
     machine: Callable[[], Machine],
 ) -> None:
     first = machine()
@@ -415,7 +415,7 @@ def test_a_half_message_is_reappended_out_of_its_segment_and_known_by_where_it_w
     assert len(third.halves) == 98
 
 
-def test_a_half_message_that_was_reappended_stays_for_half_an_hour(machine: Callable[[], Machine]) -> None:
+def test_reappended_half_message_is_not_appended_again_for_half_an_hour(machine: Callable[[], Machine]) -> None:
     one = machine()
     one.half(b"a")
     one.clock.advance(REAPPEND_AGAIN_MS)
@@ -429,7 +429,7 @@ def test_a_half_message_that_was_reappended_stays_for_half_an_hour(machine: Call
     assert len(half.earlier) == 2
 
 
-def test_a_crash_before_the_mark_of_a_reappended_half_message_leaves_one_of_it(machine: Callable[[], Machine]) -> None:
+def test_crash_before_the_mark_of_a_reappended_half_message_keeps_one(machine: Callable[[], Machine]) -> None:
     first = machine()
     stored = first.half(b"a")
     first.half(b"b")
@@ -443,7 +443,7 @@ def test_a_crash_before_the_mark_of_a_reappended_half_message_leaves_one_of_it(m
     assert half.physical_offset > stored.physical_offset
 
 
-def test_a_half_message_that_can_not_be_reappended_keeps_its_place(
+def test_half_message_that_cannot_be_reappended_keeps_its_offset(
     machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = machine()
@@ -467,7 +467,7 @@ def reappend_all(timers: TimerMessages, below: int) -> None:
         pass
 
 
-def test_what_was_reappended_stays_for_half_an_hour_however_often_the_disk_is_crowded(
+def test_reappended_timer_is_not_appended_again_for_half_an_hour(
     machine: Callable[[], Machine],
 ) -> None:
     """Otherwise each run of the retention on a full disk would append every pending timer once more."""
@@ -484,13 +484,13 @@ def test_what_was_reappended_stays_for_half_an_hour_however_often_the_disk_is_cr
     assert one.store.max_physical_offset > end
 
 
-def test_what_is_due_soon_is_not_reappended(machine: Callable[[], Machine]) -> None:
+def test_timer_due_soon_is_not_reappended(machine: Callable[[], Machine]) -> None:
     one = machine()
     one.timer(b"a", TIMER_DELAY_SEC=str(REAPPEND_AGAIN_MS // 1000))
     assert not one.timers.reappend(one.store.max_physical_offset)
 
 
-def test_timers_that_are_reappended_or_delivered_leave_no_entries_without_bound(machine: Callable[[], Machine]) -> None:
+def test_reappended_or_delivered_timers_leave_a_bounded_number_of_entries(machine: Callable[[], Machine]) -> None:
     """Each reappend leaves an entry in the heap, and each delivery behind a pending timer one in the stored order."""
     one = machine()
     for index in range(200):
@@ -538,7 +538,7 @@ def delay(one: Machine, body: bytes, level: int) -> None:
     one.put(SCHEDULE_TOPIC, body, {"REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "k"}, queue_id=level - 1)
 
 
-def test_a_delayed_message_that_waits_for_days_is_reappended_out_of_its_segment_and_comes_once(
+def test_long_delayed_message_is_reappended_as_a_timer_and_delivered_once(
     machine: Callable[[], Machine],
 ) -> None:
     first = machine()
@@ -573,7 +573,7 @@ def test_a_delayed_message_that_waits_for_days_is_reappended_out_of_its_segment_
     assert record.properties == {"REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "k"}
 
 
-def test_no_more_delayed_messages_become_timers_than_may_wait(machine: Callable[[], Machine]) -> None:
+def test_delayed_messages_become_timers_up_to_the_limit(machine: Callable[[], Machine]) -> None:
     one = machine()
     one.config.timer_max_pending = 3
     schedule = schedule_of(one)
@@ -584,7 +584,7 @@ def test_no_more_delayed_messages_become_timers_than_may_wait(machine: Callable[
     assert (len(one.timers), schedule.pending()) == (3, 2)
 
 
-def test_a_timer_that_can_not_be_reappended_keeps_its_place(
+def test_timer_that_cannot_be_reappended_keeps_its_offset(
     machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine()
@@ -604,7 +604,7 @@ def test_a_timer_that_can_not_be_reappended_keeps_its_place(
     assert first.delivered() == [b"a"]
 
 
-def test_a_timer_whose_entry_was_lost_keeps_its_time(tmp_path: Path) -> None:
+def test_timer_whose_queue_entry_was_lost_keeps_its_due_time(tmp_path: Path) -> None:
     """A power cut loses the page with the entry's code and keeps the record of an unflushed send."""
     clock, disk = ManualClock(), SimDisk()
     config = StoreConfig(tmp_path, commit_log_file_size=1 << 20, store_host=HOST, code_of=code_of_entry)
@@ -628,7 +628,7 @@ def test_a_timer_whose_entry_was_lost_keeps_its_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 700])
-def test_a_timer_lasts_no_day_because_the_clock_was_a_day_ahead(machine: Callable[[], Machine], waiting: int) -> None:
+def test_timer_is_not_delayed_by_a_clock_that_was_a_day_ahead(machine: Callable[[], Machine], waiting: int) -> None:
     first = machine()
     right = first.clock.now_ms()
     for index in range(waiting):
@@ -653,7 +653,7 @@ def test_a_timer_lasts_no_day_because_the_clock_was_a_day_ahead(machine: Callabl
         assert len(each.delivered()) == waiting + 2
 
 
-def test_what_is_due_soon_is_reappended_too_when_the_clock_is_right_again(machine: Callable[[], Machine]) -> None:
+def test_timer_due_soon_is_reappended_after_the_clock_was_corrected(machine: Callable[[], Machine]) -> None:
     """Otherwise the mark's position stays below timers that were delivered early, and a start delivers them again."""
     first = machine()
     right = first.clock.now_ms()
@@ -673,7 +673,7 @@ def test_what_is_due_soon_is_reappended_too_when_the_clock_is_right_again(machin
 
 
 @pytest.mark.parametrize("clock_goes_back", [False, True])
-def test_a_timer_of_which_a_set_has_confirmed_the_begin_alone_is_not_lost(
+def test_timer_whose_record_is_only_partly_confirmed_is_not_lost(
     machine: Callable[[], Machine], clock_goes_back: bool
 ) -> None:
     """A slave of an Apache master acknowledges pieces of records."""

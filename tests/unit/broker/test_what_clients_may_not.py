@@ -52,7 +52,7 @@ def timer(**properties: object) -> str:
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
     ],
 )
-def test_nobody_sends_to_what_the_broker_believes(tmp_path: Path, topic: str) -> None:
+def test_send_to_an_internal_topic_is_refused(tmp_path: Path, topic: str) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         forged = b'["r","g","t",0,3]'
         before = broker.store.max_physical_offset
@@ -69,7 +69,7 @@ TARGETS = ("rmq_sys_METADATA_LOG", "rmq_sys_REVIVE_LOG_DefaultCluster", "rmq_sys
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_parked_messages_are_not_delivered_to_internal_topics(tmp_path: Path, target: str) -> None:
+def test_pending_messages_are_not_delivered_to_internal_topics(tmp_path: Path, target: str) -> None:
     """A log imported from an Apache broker may have such messages, because it accepts them."""
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
@@ -103,7 +103,7 @@ def test_parked_messages_are_not_delivered_to_internal_topics(tmp_path: Path, ta
     with_broker(tmp_path, work)
 
 
-def test_log_writer_refuses_internal_topics_at_each_door(tmp_path: Path) -> None:
+def test_log_writer_refuses_internal_topics_in_each_method(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "t")
         raw = broker.store.newest_record()
@@ -150,7 +150,7 @@ def test_metadata_log_is_hidden_from_every_reader(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_a_clients_trace_topics_stay_open(tmp_path: Path) -> None:
+def test_clients_may_send_to_trace_topics(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         for topic in ("rmq_sys_TRACE_DATA_region", "RMQ_SYS_TRACE_TOPIC"):
             await send(connection, topic, b"trace")
@@ -158,7 +158,7 @@ def test_a_clients_trace_topics_stay_open(tmp_path: Path) -> None:
     with_broker(tmp_path, work)
 
 
-def test_a_timer_is_taken_back_by_topic_and_id_only(tmp_path: Path) -> None:
+def test_timer_is_recalled_only_by_topic_and_id(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         for topic in ("ours", "theirs"):
             await send(connection, topic)
@@ -180,7 +180,7 @@ def test_a_timer_is_taken_back_by_topic_and_id_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_stock_client_can_tell_its_trace_of_a_recall_and_of_one_that_failed(tmp_path: Path, enabled: bool) -> None:
+def test_answer_to_a_recall_names_the_trace_region(tmp_path: Path, enabled: bool) -> None:
     """A stock client's hook writes a trace only if the answer names the region."""
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
@@ -195,7 +195,7 @@ def test_a_stock_client_can_tell_its_trace_of_a_recall_and_of_one_that_failed(tm
     with_broker(tmp_path, work)
 
 
-def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> None:
+def test_check_of_a_half_message_is_sent_only_to_permitted_producers(tmp_path: Path) -> None:
     root = '{"username":"root","password":"root-secret"}'
     settings = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={root}")
 
@@ -246,7 +246,7 @@ def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> No
     with_broker(tmp_path, work, *settings)
 
 
-def test_nobody_reads_what_the_broker_writes_down_of_topics_and_users(tmp_path: Path) -> None:
+def test_metadata_log_cannot_be_read_by_topic_or_by_offset(tmp_path: Path) -> None:
     """The log contains users' secrets."""
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:

@@ -68,7 +68,7 @@ def make(broker: BrokerController, *, with_offsets: bool = True) -> None:
         (Code.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": "t", "group": "g", "timestamp": -1, "isForce": "true"}),
     ],
 )
-async def test_wide_request_looks_at_one_slice_per_turn(
+async def test_wide_request_reads_one_slice_per_turn(
     tmp_path: Path, counted: Callable[[type, str], Counted], code: int, ext: dict[str, object]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -110,7 +110,7 @@ async def test_copying_offsets_takes_a_few_queues_per_turn(
         assert copied.most == 1, "2,000 queues are more than a slice"
 
 
-async def test_reset_of_popping_group_tells_the_book_in_slices(
+async def test_reset_of_a_popping_group_updates_its_pop_state_in_slices(
     tmp_path: Path, counted: Callable[[type, str], Counted]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -126,7 +126,7 @@ async def test_reset_of_popping_group_tells_the_book_in_slices(
         assert told.most <= 32
 
 
-async def test_reset_is_complete_if_its_client_leaves_meanwhile(
+async def test_reset_completes_after_its_client_disconnected(
     tmp_path: Path, counted: Callable[[type, str], Counted]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -153,7 +153,7 @@ async def pop(connection: Connection, group: str, **ext: object) -> RemotingComm
 
 
 @pytest.mark.parametrize("poll_ms", [0, 500])
-async def test_pop_looks_at_one_slice_of_queues_per_turn(
+async def test_pop_reads_one_slice_of_queues_per_turn(
     tmp_path: Path, counted: Callable[[type, str], Counted], poll_ms: int
 ) -> None:
     async with running(tmp_path) as (broker, connection):
@@ -166,7 +166,7 @@ async def test_pop_looks_at_one_slice_of_queues_per_turn(
         assert found.most <= 2 * MOST
 
 
-async def test_pop_that_finds_nothing_keeps_nothing(tmp_path: Path) -> None:
+async def test_pop_without_a_message_keeps_no_state(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, connection):
         make(broker, with_offsets=False)
         offsets = broker.offsets.count
@@ -176,7 +176,7 @@ async def test_pop_that_finds_nothing_keeps_nothing(tmp_path: Path) -> None:
         assert broker.offsets.count == offsets
 
 
-async def test_pop_group_gets_all_that_came_after_its_first_pop(tmp_path: Path) -> None:
+async def test_popping_group_gets_all_messages_sent_after_its_first_pop(tmp_path: Path) -> None:
     """A group that begins with the newest message keeps its first offset, even if the queue was empty then."""
 
     async with running(tmp_path) as (broker, connection):
@@ -192,7 +192,7 @@ async def test_pop_group_gets_all_that_came_after_its_first_pop(tmp_path: Path) 
         assert ("late", "t", 1) not in broker.pops.queues
 
 
-async def test_notification_hears_of_message_that_arrives_while_it_looks(
+async def test_notification_reports_a_message_that_arrives_during_its_lookup(
     tmp_path: Path, counted: Callable[[type, str], Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PopConsumerService, "in_turn", lambda _, queues: list(range(queues)))
@@ -211,7 +211,7 @@ async def test_notification_hears_of_message_that_arrives_while_it_looks(
             assert (await notified).ext["hasMsg"] == "true"
 
 
-async def test_idle_pop_queue_leaves_the_book_and_its_offset_stays(tmp_path: Path) -> None:
+async def test_idle_pop_queue_is_dropped_and_its_offset_kept(tmp_path: Path) -> None:
     clock = ManualClock()
     async with running(tmp_path, clock=clock) as (broker, connection):
         await send(connection, "t", b"one")
@@ -240,7 +240,7 @@ async def test_idle_pop_queue_leaves_the_book_and_its_offset_stays(tmp_path: Pat
         assert broker.offsets.query("g", "t", 0) == 0
 
 
-async def test_new_consumer_offsets_are_bounded_and_known_ones_move(tmp_path: Path) -> None:
+async def test_new_committed_offsets_are_limited_and_known_ones_can_change(tmp_path: Path) -> None:
     async with running(tmp_path, "maxConsumerOffsets=1000") as (broker, connection):
         make(broker, with_offsets=False)
         await send(connection, "t", queue=0)
@@ -301,7 +301,7 @@ async def test_change_of_invisible_time_is_bounded(tmp_path: Path, milliseconds:
     ("code", "ext"),
     [(Code.DELETE_TOPIC_IN_BROKER, {"topic": "t"}), (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})],
 )
-async def test_deletion_removes_popped_queues_by_one_record(
+async def test_deletion_removes_popped_queues_with_one_record(
     tmp_path: Path, counted: Callable[[type, str], Counted], code: int, ext: dict[str, str]
 ) -> None:
     async with running(tmp_path / "broker") as (broker, connection):
@@ -317,7 +317,7 @@ async def test_deletion_removes_popped_queues_by_one_record(
         assert told.all == 1
 
 
-async def test_deleted_topic_that_returns_keeps_its_new_pops_after_a_crash(tmp_path: Path) -> None:
+async def test_recreated_topic_keeps_its_new_pops_after_a_crash(tmp_path: Path) -> None:
     async with running(tmp_path / "broker") as (broker, connection):
         member = Member(broker, connection)
         await send(connection, "t", b"before")

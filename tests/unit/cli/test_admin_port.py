@@ -136,7 +136,7 @@ def test_file_without_a_token_is_not_sent(port: str, tmp_path: Path) -> None:
     assert "holds no admin token" in str(failure("--admin", port, "--admin-token", str(other)))
 
 
-def test_no_other_file_is_read_for_a_port_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_reads_only_token_files_named_by_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.net.admin_token.TOKEN_FILE", "id_rsa")
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

@@ -30,7 +30,7 @@ def groups() -> Iterator[tuple[str, click.Group]]:
 
 
 @pytest.mark.parametrize(("words", "group"), groups())
-def test_groups_list_no_former_word(words: str, group: click.Group) -> None:
+def test_command_groups_list_no_former_names(words: str, group: click.Group) -> None:
     assert not FORMER & set(group.list_commands(click.Context(group))), words
 
 
@@ -64,17 +64,17 @@ def test_groups_list_no_former_word(words: str, group: click.Group) -> None:
         ["cluster", "replace"],
     ],
 )
-def test_former_words_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_former_command_names_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*words, "--help"]) == 0
     assert f"Usage: neve {' '.join(words)}" in capsys.readouterr().out
 
 
-def test_unknown_word_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["topic", "lst"]) == 2
     assert "No such command" in capsys.readouterr().err
 
 
-def test_alias_needs_the_word_in_the_group() -> None:
+def test_alias_needs_its_target_in_the_group() -> None:
     group = VerbGroup(commands={"list": click.Command("list")})
     context = click.Context(group)
     assert group.get_command(context, "ls") is group.commands["list"]

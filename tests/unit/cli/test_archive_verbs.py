@@ -44,7 +44,7 @@ from neve.client.model import BrokerInfo
         (["confirm-clock"], ("/clock/confirm", {}), {"before": {"trusted": True}}, "trusted already"),
     ],
 )
-def test_a_verb_asks_the_port_that_it_is_given(
+def test_archive_command_calls_the_given_admin_port(
     verb: list[str],
     asked: tuple[str, dict[str, str]],
     answer: dict[str, Any],
@@ -64,7 +64,7 @@ def test_a_verb_asks_the_port_that_it_is_given(
     assert said in done.output
 
 
-def test_objects_that_were_not_made_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compaction_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def post_lines(port: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
         yield {"event": "failed", "topic": "t", "reason": "damaged"}
         yield {"event": "done", "made": 1, "failed": 1}
@@ -95,9 +95,7 @@ CERTIFICATE = {
 
 
 @pytest.mark.parametrize("output", ["table", "json"])
-def test_a_certificate_is_printed_and_what_was_not_erased_is_a_failure(
-    output: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erase_prints_its_certificate_and_fails_if_incomplete(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def post_lines(port: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
         yield {"event": "erased", "key": "topic=t/x", "rows": 4}
         yield CERTIFICATE
@@ -120,7 +118,7 @@ def test_a_certificate_is_printed_and_what_was_not_erased_is_a_failure(
     assert "broker        b1, only its part" in said
 
 
-def test_a_broker_that_ends_amid_an_erasure_gives_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_erase_fails_without_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     def post_lines(port: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
         yield {"event": "erased", "key": "topic=t/x", "rows": 4}
 
@@ -130,7 +128,7 @@ def test_a_broker_that_ends_amid_an_erasure_gives_no_certificate(monkeypatch: py
     assert "before the certificate" in str(done.exception)
 
 
-def test_verify_reports_an_answer_that_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_a_malformed_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "post_json", lambda *_, **__: ["not", "a", "report"])
     done = CliRunner().invoke(neve, ["archive", "verify", "--admin", "127.0.0.1:1"])
     assert isinstance(done.exception, Failure)

@@ -15,7 +15,7 @@ from neve.cli.traffic import Rate, busiest, group_row, topic_row
 from neve.client import MessageQueue
 
 
-def test_a_share_of_latencies_is_one_that_so_many_have_not_exceeded() -> None:
+def test_latency_percentiles_are_upper_bounds_of_their_share() -> None:
     latencies = Latencies()
     for number in reversed(range(1, 1001)):
         latencies.add(number / 1000)
@@ -26,7 +26,7 @@ def test_a_share_of_latencies_is_one_that_so_many_have_not_exceeded() -> None:
     assert set(one.figures().values()) == {250}
 
 
-def test_cost_is_told_for_each_message_and_that_of_brokers_only_where_it_was_seen() -> None:
+def test_figures_have_cost_per_message_and_known_broker_cost() -> None:
     told = figures("produce", 1000, 1 << 20, 2.0, Cost(client=0.5, brokers=None))
     assert (told["messages_per_s"], told["mib_per_s"], told["client_cpu_us"]) == (500, 0.5, 500)
     assert (told["broker_cpu_us"], told["client_cpu_share"]) == (None, 0.25)
@@ -34,7 +34,7 @@ def test_cost_is_told_for_each_message_and_that_of_brokers_only_where_it_was_see
     assert figures("produce", 0, 0, 1.0, Cost(0.5, 0.25))["client_cpu_us"] is None
 
 
-def test_who_listens_here_is_found_and_its_time_grows() -> None:
+def test_process_listening_on_a_local_port_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         found = listening_at(f"127.0.0.1:{port}")
@@ -55,7 +55,7 @@ def standing(queue: int, *, lag: int, cold: int | None) -> QueueProgress:
     return QueueProgress(MessageQueue("T", "b", queue), 0, 0, lag, lag, cold, lag, None)
 
 
-def test_where_a_group_reads_on_is_told_by_what_it_has_left() -> None:
+def test_group_tier_follows_from_its_remaining_messages() -> None:
     def tier(*standings: QueueProgress) -> object:
         return group_row("g", "T", Rate(), standings)["tier"]
 
@@ -66,7 +66,7 @@ def test_where_a_group_reads_on_is_told_by_what_it_has_left() -> None:
     assert tier(standing(0, lag=5, cold=None)) is None
 
 
-def test_the_busiest_come_first_then_who_has_most_to_read() -> None:
+def test_rows_are_sorted_by_rate_then_lag() -> None:
     out = {("g", "A"): Rate(1.0, 10), ("h", "A"): Rate(2.0, 20), ("g", "B"): Rate(0.0, 0)}
     assert topic_row("A", Rate(4.04, 99.6), out) == {
         "topic": "A",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from neve.cli.broker import latest_rate, without_secrets
 
 
-def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
+def test_secrets_in_the_configuration_of_apache_brokers_are_hidden() -> None:
     told = {
         "innerClientAuthenticationCredentials": '{"accessKey":"a","secretKey":"hush"}',
         "initAuthenticationUser": '{"username":"a","password":"hush"}',
@@ -23,6 +23,6 @@ def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
     }
 
 
-def test_a_broker_that_has_no_rates_yet_is_described() -> None:
+def test_broker_without_rates_is_described() -> None:
     # an Apache broker reports a space in its first seconds
     assert [latest_rate(rates) for rates in (None, "", " ", "12.34 5.0 6.0")] == [None, None, None, 12.3]

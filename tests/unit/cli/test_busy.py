@@ -29,7 +29,7 @@ def asked(answers: Iterator[str | int], monkeypatch: pytest.MonkeyPatch) -> tupl
     return asyncio.run(retry_while_busy(pull)), pauses
 
 
-def test_a_busy_broker_is_asked_again_for_a_minute(
+def test_busy_broker_is_retried_for_a_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     busy = int(ResponseCode.SYSTEM_BUSY)
@@ -40,6 +40,6 @@ def test_a_busy_broker_is_asked_again_for_a_minute(
         asked(iter([busy] * 100), monkeypatch)
 
 
-def test_what_is_refused_for_good_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permanent_refusal_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BrokerError, match="not now"):
         asked(iter([int(ResponseCode.NO_PERMISSION), "there"]), monkeypatch)

@@ -21,7 +21,7 @@ from neve.extras import install_command
 HEAVY = ("pyarrow", "boto3", "pyspark", "numpy", "msgspec", "asyncio", "importlib.metadata", "neve.client")
 
 
-def test_help_loads_no_verb() -> None:
+def test_help_imports_no_command_module() -> None:
     code = (
         "import sys; from neve.cli.main import run; assert run(['--help']) == 0; "
         f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
@@ -37,12 +37,12 @@ def test_help_loads_no_verb() -> None:
     [[verb] for verb, about in main.VERBS.items() if about.home]
     + [["topic", "ttl"], ["archive", "offload"], ["spark", "sql"], ["topic", "ttl", "plan"]],
 )
-def test_every_verb_of_ours_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*arguments, "--help"]) == 0
     assert "Usage:" in capsys.readouterr().out
 
 
-def test_every_option_says_what_it_does() -> None:
+def test_every_option_has_help() -> None:
     def silent(command: click.Command, path: str) -> list[str]:
         options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden and not one.help]
         found = [f"{path} {one.opts[0]}" for one in options] + ([] if command.help else [path])
@@ -57,7 +57,7 @@ def test_every_option_says_what_it_does() -> None:
     assert silent(main.neve, "neve") == []
 
 
-def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["nonsense"]) == 2
     assert main.run(["topic", "ttl", "set", "orders", "90m"]) == 2
     captured = capsys.readouterr()
@@ -65,7 +65,7 @@ def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "write whole hours, days or weeks" in captured.err
 
 
-def test_nothing_listens_is_6(capsys: pytest.CaptureFixture[str]) -> None:
+def test_connection_failure_exits_with_6(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["archive", "offload", "--admin", "127.0.0.1:1"]) == 6
     assert main.run(["topic", "list", "--namesrv", "127.0.0.1:1"]) == 6
     captured = capsys.readouterr()
@@ -73,7 +73,7 @@ def test_nothing_listens_is_6(capsys: pytest.CaptureFixture[str]) -> None:
     assert "127.0.0.1:1" in captured.err
 
 
-def test_a_broker_that_is_named_is_asked_whatever_the_environment_has(
+def test_admin_option_overrides_the_store_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NEVE_STORE", f"dir:{tmp_path}")
@@ -84,7 +84,7 @@ def test_a_broker_that_is_named_is_asked_whatever_the_environment_has(
     capsys.readouterr()
 
 
-def test_a_question_that_nobody_answers_changes_nothing(
+def test_unconfirmed_deletion_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for typed, said in (("", "no answer to the question; --yes skips it"), ("n\n", "nothing was changed")):
@@ -93,7 +93,7 @@ def test_a_question_that_nobody_answers_changes_nothing(
         assert said in capsys.readouterr().err
 
 
-def test_no_archive_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_archive_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("ls", "journal", "verify"):
         assert main.run(["archive", verb, "--store", f"dir:{tmp_path}"]) == 3
     assert main.run(["archive", "list", "--store", f"dir:{tmp_path}/nowhere"]) == 3
@@ -108,7 +108,7 @@ def test_doctor_checks_a_directory_store(tmp_path: Path, capsys: pytest.CaptureF
     assert list(tmp_path.iterdir()) == []
 
 
-def test_doctor_tells_a_directory_that_cannot_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_an_impossible_store_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main.run(["doctor", "--store", f"dir:{tmp_path}/file/archive", "-o", "json"]) == 1
     found = {check["check"]: check for check in json.loads(capsys.readouterr().out)}["store"]
@@ -129,17 +129,17 @@ def test_doctor_tells_a_directory_that_cannot_be_one(tmp_path: Path, capsys: pyt
         (Failure(5, "x"), 5),
     ],
 )
-def test_each_kind_of_failure_has_its_exit_code(error: Exception, code: int) -> None:
+def test_each_kind_of_error_has_its_exit_code(error: Exception, code: int) -> None:
     explained = explain(error)
     assert explained is not None
     assert explained.exit_code == code
 
 
-def test_a_bug_keeps_its_traceback() -> None:
+def test_unexpected_error_keeps_its_traceback() -> None:
     assert explain(ZeroDivisionError("x")) is None
 
 
-def test_verbs_that_join_by_entry_point(tmp_path: Path) -> None:
+def test_commands_are_added_by_entry_points(tmp_path: Path) -> None:
     package = tmp_path / "extra-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1\n")
@@ -156,7 +156,7 @@ def test_verbs_that_join_by_entry_point(tmp_path: Path) -> None:
     assert "[server]" in broken.stderr
 
 
-def test_tables_align_and_texts_are_exact() -> None:
+def test_tables_are_aligned_and_text_output_is_exact() -> None:
     assert table([["a", "1"], ["bcd", "12"]], ["name", "n"]) == ["NAME   N", "a      1", "bcd   12"]
     assert size_text(1023) == "1023 B"
     assert size_text(1536) == "1.5 KiB"
@@ -177,7 +177,7 @@ def test_group_is_a_click_group() -> None:
         ('{"url": "https://x/neve-1.whl", "archive_info": {}}', "pip install 'neve[spark] @ https://x/neve-1.whl'"),
     ],
 )
-def test_a_missing_part_is_installed_from_where_neve_came(
+def test_install_command_uses_the_origin_of_neve(
     origin: str | None, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Installed:

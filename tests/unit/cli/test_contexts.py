@@ -40,7 +40,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     return found
 
 
-def test_the_current_context_holds_below_environment_and_command_line(
+def test_current_context_is_overridden_by_environment_and_options(
     chosen: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main.run(["probe"]) == 0
@@ -61,7 +61,7 @@ def test_the_current_context_holds_below_environment_and_command_line(
     assert [one["tls"] for one in chosen] == [False, False, True, False, False, False, False]
 
 
-def test_contexts_are_listed_replaced_and_forgotten(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contexts_are_listed_replaced_and_deleted(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = file.parent.parent / "secret.yml"
     secret.write_text("accessKey: a\nsecretKey: hidden\n")
     main.run(["context", "create", "one", "-n", "ns1:9876", "--credentials", str(secret)])
@@ -78,7 +78,7 @@ def test_contexts_are_listed_replaced_and_forgotten(file: Path, capsys: pytest.C
     assert read_contexts() == (None, {"one": {"namesrv": "ns3:9876"}})
 
 
-def test_a_context_that_is_not_there_is_an_error_and_not_another_cluster(chosen: list[dict[str, object]]) -> None:
+def test_missing_context_is_an_error(chosen: list[dict[str, object]]) -> None:
     main.run(["context", "create", "one", "-n", "ns1:9876"])
     assert main.run(["--context", "nobody", "probe"]) == NOT_FOUND
     assert main.run(["context", "use", "nobody"]) == NOT_FOUND
@@ -86,7 +86,7 @@ def test_a_context_that_is_not_there_is_an_error_and_not_another_cluster(chosen:
     assert chosen == []
 
 
-def test_a_damaged_file_is_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_context_file_is_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.parent.mkdir()
     file.write_text("{")
     assert main.run(["topic", "list"]) == 2
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named(file: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_told_how_to_complete(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_script_is_printed_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "_NEVE_COMPLETE" in script
@@ -102,7 +102,7 @@ def test_a_shell_is_told_how_to_complete(shell: str, capsys: pytest.CaptureFixtu
         subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
 
 
-def test_contexts_are_completed_and_a_cluster_that_is_away_completes_nothing() -> None:
+def test_completion_covers_contexts_and_ignores_unreachable_clusters() -> None:
     main.run(["context", "create", "prod", "-n", "127.0.0.1:1"])
     main.run(["context", "create", "test", "-n", "127.0.0.1:1"])
     command = main.neve.get_command(click.Context(main.neve), "consume")
@@ -118,7 +118,7 @@ def values(items: list[CompletionItem]) -> list[str]:
     return [item.value for item in items]
 
 
-def test_a_store_with_credentials_in_its_url_is_not_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_url_with_credentials_is_not_saved(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["context", "create", "one", "--store", "s3://bucket/prefix?endpoint=http://127.0.0.1:9000"]) == 0
     assert main.run(["context", "create", "two", "--store", "s3://key:hush@bucket/prefix"]) == 2
     assert "hush" not in file.read_text() + capsys.readouterr().err

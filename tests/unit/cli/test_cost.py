@@ -20,7 +20,7 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
     return found
 
 
-def test_given_rates_in_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_is_printed_for_given_rates_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
     found = rows(capsys, "orders", *RATES, "--topics", "2", "--replicas", "1", "--replicas", "3")
     settings = [(age, compaction, count) for count in (1, 3) for age in ("1h", "1d") for compaction in (False, True)]
     names = ["orders-1", "orders-2", "(broker)", "(all)"]
@@ -34,7 +34,7 @@ def test_given_rates_in_each_setting(capsys: pytest.CaptureFixture[str]) -> None
     assert {row["money"] for row in found} == {0}
 
 
-def test_the_price_table_of_the_example_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_price_table_of_the_example_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     (total,) = rows(capsys, *RATES[:-2], "--no-compaction", "--total", "--prices", str(PRICES))
     puts, gets = 375 + 30 * (25 + 8640), 30 * 28_800
     stored, local = 30 * (24 * 1024 * 0.45 + 12.5 * 3400), 3 * 24 * 1024
@@ -46,7 +46,7 @@ def test_the_price_table_of_the_example_counts(capsys: pytest.CaptureFixture[str
     assert "24 messages a day, 24.0 KiB in the log" in said.err
 
 
-def test_rates_of_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_uses_the_rates_of_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_archive(tmp_path)
     found = rows(capsys, "t", "--store", f"dir:{tmp_path}", "--max-age", "1h", "--no-compaction")
     assert [(row["topic"], row["objects_a_day"]) for row in found[:1]] == [("t", 90_000 / (3600 + 360))]
@@ -63,7 +63,7 @@ def test_rates_of_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([*RATES, "--min-bytes", "0"], "'0' is not a size"),
     ],
 )
-def test_wrong_usage_is_said(
+def test_wrong_usage_is_explained(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NEVE_STORE", raising=False)
@@ -75,7 +75,7 @@ def test_wrong_usage_is_said(
     ("content", "said"),
     [("[store]\nput = 1\n", "unknown field `put`"), ("[store\n", "--prices"), ('currency = "\xff"', "--prices")],
 )
-def test_a_price_table_that_is_none_is_refused(
+def test_malformed_price_table_is_refused(
     tmp_path: Path, content: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "prices.toml"

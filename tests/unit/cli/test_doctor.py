@@ -60,7 +60,7 @@ def found(path: Path, clock: ManualClock | None = None) -> dict[str, Check]:
     return {check.check: check for check in checks(path, (), clock)}
 
 
-def test_a_configuration_in_which_all_is_well_passes_and_nothing_is_made(
+def test_valid_configuration_passes_and_nothing_is_created(
     tmp_path: Path, listening: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, listening)
@@ -97,7 +97,7 @@ def test_a_configuration_in_which_all_is_well_passes_and_nothing_is_made(
         ({"initAuthenticationUser": "root:secret"}, "users", "fail", "initAuthenticationUser"),
     ],
 )
-def test_what_the_file_names_and_is_not_so_is_told(
+def test_wrong_settings_are_reported(
     tmp_path: Path, listening: str, keys: dict[str, str], check: str, state: str, text: str
 ) -> None:
     path = written(tmp_path, listening, **{key: value.format(home=tmp_path) for key, value in keys.items()})
@@ -106,16 +106,14 @@ def test_what_the_file_names_and_is_not_so_is_told(
     assert text in told.found
 
 
-def test_a_directory_that_this_user_may_not_make_is_told(
-    tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_directory_is_reported(tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     told = found(written(tmp_path, listening))
     assert (told["data directory"].state, told["store"].state) == ("fail", "fail")
     assert f"may not write to {tmp_path}" in told["data directory"].found
 
 
-def test_a_disk_without_room_for_the_log_is_told(
+def test_missing_disk_space_for_the_log_is_reported(
     tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RealDisk, "room", lambda self, path: Room(999 << 30, 1 << 30))
@@ -123,14 +121,14 @@ def test_a_disk_without_room_for_the_log_is_told(
     assert (told["room for the log"].state, told["disk"].state) == ("fail", "fail")
 
 
-def test_a_file_with_secrets_that_others_may_read_is_told(tmp_path: Path, listening: str) -> None:
+def test_readable_file_with_secrets_is_reported(tmp_path: Path, listening: str) -> None:
     path = written(tmp_path, listening, initAuthenticationUser='{"username":"root","password":"root-secret"}')
     assert found(path)["secrets"].state == "ok"
     path.chmod(0o644)
     assert found(path)["secrets"] == ("secrets", "warn", f"{path} holds secrets and has mode 644: chmod 600")
 
 
-def test_a_certificate_is_told_before_it_ends(tmp_path: Path, listening: str, certificate: tuple[Path, Path]) -> None:
+def test_expiring_certificate_is_reported(tmp_path: Path, listening: str, certificate: tuple[Path, Path]) -> None:
     pair = {"tlsCertPath": str(certificate[0]), "tlsKeyPath": str(certificate[1])}
     path = written(tmp_path, listening, **pair)
     assert found(path)["TLS certificate"].state == "warn", "two days are few"
@@ -142,7 +140,7 @@ def test_a_certificate_is_told_before_it_ends(tmp_path: Path, listening: str, ce
     assert found(exchanged)["TLS certificate"].state == "fail"
 
 
-async def test_a_taken_port_is_a_fault_unless_it_is_the_running_brokers_own(tmp_path: Path, listening: str) -> None:
+async def test_taken_port_fails_unless_its_own_broker_uses_it(tmp_path: Path, listening: str) -> None:
     taken = listening.rpartition(":")[2]
     path = written(tmp_path, listening, listenPort=taken)
     assert found(path)["listenPort"].state == "fail"
@@ -172,14 +170,14 @@ def test_taken_port_of_slaves_or_metrics_is_a_fault(
     assert (told[key].state, "in use" in told[key].found) == ("fail", True)
 
 
-def test_taken_port_of_slaves_is_found_where_it_follows_from_listen_port(tmp_path: Path, listening: str) -> None:
+def test_taken_replication_port_derived_from_listen_port_is_found(tmp_path: Path, listening: str) -> None:
     taken = int(listening.rpartition(":")[2])
     keys = {"replication": "sync", "controllerAddr": "127.0.0.1:1", "listenPort": str(taken - 1)}
     assert found(written(tmp_path, listening, **keys))["haListenPort"].state == "fail"
     assert "haListenPort" not in found(written(tmp_path, listening, listenPort=str(taken - 1)))
 
 
-def test_what_the_file_names_is_not_named_a_second_time(
+def test_options_that_duplicate_the_file_are_refused(
     tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(written(tmp_path, listening))

@@ -15,7 +15,7 @@ from neve.client import MessageQueue
 QUEUE = MessageQueue("%DLQ%a|b", "broker/a b", 3)
 
 
-def test_offsets_are_translated_by_where_messages_went() -> None:
+def test_offsets_are_translated_by_the_imported_messages() -> None:
     progress = Progress(MessageQueue("t", "b", 0), 50)
     assert progress.translated(7) == 50
     # exported from 10 on; 13 does not exist; another producer also sent to the target
@@ -30,7 +30,7 @@ def test_offsets_are_translated_by_where_messages_went() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 41, 60])
-def test_a_file_that_a_kill_cut_ends_with_its_last_whole_line(tmp_path: Path, cut: int) -> None:
+def test_torn_file_is_truncated_to_its_last_whole_line(tmp_path: Path, cut: int) -> None:
     file = tmp_path / "lines"
     lines = [
         json.dumps({"offset": number, "msg_id": f"id{number}", "body": "x" * number * 1000}).encode() + b"\n"
@@ -45,7 +45,7 @@ def test_a_file_that_a_kill_cut_ends_with_its_last_whole_line(tmp_path: Path, cu
 
 
 @pytest.mark.parametrize("hole", [(40, 60), (10, 11), (0, 5), (95, 120)])
-def test_a_hole_that_a_power_cut_left_is_cut_with_all_behind_it(tmp_path: Path, hole: tuple[int, int]) -> None:
+def test_hole_left_by_a_power_cut_is_truncated(tmp_path: Path, hole: tuple[int, int]) -> None:
     file = tmp_path / "b.0.jsonl"
     rows = [json.dumps({"offset": offset, "msg_id": f"ID{offset}", "body": "x"}) + "\n" for offset in range(5)]
     length = len(rows[0])
@@ -58,7 +58,7 @@ def test_a_hole_that_a_power_cut_left_is_cut_with_all_behind_it(tmp_path: Path, 
     assert file.read_bytes() == "".join(rows[:whole]).encode()
 
 
-def test_a_file_without_a_whole_line_begins_anew(tmp_path: Path) -> None:
+def test_file_without_a_whole_line_is_emptied(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     assert truncate_to_whole_lines(file) is None
     file.write_bytes(b'{"offset": 1')
@@ -69,13 +69,13 @@ def test_a_file_without_a_whole_line_begins_anew(tmp_path: Path) -> None:
         truncate_to_whole_lines(file)
 
 
-def test_names_of_topics_and_brokers_make_no_other_directories(tmp_path: Path) -> None:
+def test_topic_and_broker_names_cannot_escape_the_directory(tmp_path: Path) -> None:
     file = message_file(tmp_path, QUEUE)
     assert file.parent.parent == tmp_path
     assert file != message_file(tmp_path, QUEUE._replace(queue_id=4))
 
 
-def test_an_export_into_the_same_directory_keeps_the_topics_that_are_there() -> None:
+def test_export_into_an_existing_directory_keeps_its_topics() -> None:
     one, two, gone = MessageQueue("one", "b", 0), MessageQueue("two", "b", 0), MessageQueue("two", "b", 1)
     earlier = Export(
         {"one": {"b": {"perm": 6}}, "two": {"b": {"perm": 6}}},
@@ -92,7 +92,7 @@ def test_an_export_into_the_same_directory_keeps_the_topics_that_are_there() -> 
     )
 
 
-def test_an_import_holds_few_long_lines_at_a_time_and_leaves_none_out() -> None:
+def test_import_bounds_its_buffered_lines_and_omits_none() -> None:
     long, short = [(at, bytes(1 << 20)) for at in range(5)], [(at, b"x") for at in range(5, 600)]
     lines = iter([*long, *short])
     batches = []
@@ -103,7 +103,7 @@ def test_an_import_holds_few_long_lines_at_a_time_and_leaves_none_out() -> None:
     assert max(sum(len(line) for _, line in batch) for batch in batches) <= 3 << 20
 
 
-def test_only_what_may_have_been_sent_since_the_last_note_is_looked_for(tmp_path: Path) -> None:
+def test_import_looks_only_for_messages_since_the_last_note(tmp_path: Path) -> None:
     file = tmp_path / "b.0.jsonl"
     rows = [json.dumps({"offset": number, "msg_id": f"ID{number}", "body": "x"}) + "\n" for number in range(10_000)]
     file.write_text("".join(rows))

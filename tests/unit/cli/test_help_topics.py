@@ -40,7 +40,7 @@ EVERY_OPTION = set().union(*map(options, ALL.values()))
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_a_page_fits_a_screen_and_names_only_what_there_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_page_fits_a_screen_and_names_existing_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["help", name]) == 0
     page = capsys.readouterr().out
     assert page.startswith(TOPICS[name].line)
@@ -59,7 +59,7 @@ def test_a_page_fits_a_screen_and_names_only_what_there_is(name: str, capsys: py
         assert used <= options(ALL[verb]) | options(ALL.get((*verb, ""), ALL[verb])), f"neve {line}"
 
 
-def test_the_list_has_them_all_and_a_slip_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_topics_and_suggests_for_typos(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["help"]) == 0
     listed = capsys.readouterr().out
     assert all(f"{name} " in listed for name in TOPICS)
@@ -68,7 +68,7 @@ def test_the_list_has_them_all_and_a_slip_is_answered(capsys: pytest.CaptureFixt
     assert main.run(["help", "nonsense"]) == 2
 
 
-def test_the_exit_codes_are_those_that_commands_and_servers_end_with() -> None:
+def test_exit_code_page_lists_the_codes_of_the_program() -> None:
     own, _, servers = TOPICS["exit-codes"].text.partition("Servers (")
     assert set(map(int, re.findall(r"^(\d+)  ", own, re.MULTILINE))) == {
         0, failures.FAILED, failures.USAGE, failures.NOT_FOUND, failures.AUTH, failures.CONFLICT, failures.UNREACHABLE,
@@ -79,7 +79,7 @@ def test_the_exit_codes_are_those_that_commands_and_servers_end_with() -> None:
     }  # fmt: skip
 
 
-def test_the_formats_are_those_that_are_understood() -> None:
+def test_format_page_lists_the_supported_formats() -> None:
     told = set(re.findall(r"%([a-zA-Z%])", TOPICS["formats"].text.split("a format:")[1]))
     assert message_formats.__doc__ is not None
     assert told == set(re.findall(r"%([a-zA-Z%])", message_formats.__doc__))

@@ -52,23 +52,23 @@ MESSAGE = Message(
         (r"%R%s\x00 100%%", b"\0\0\0\x06\x00body\xff\x00 100%"),
     ],
 )
-def test_a_format_prints_what_its_letters_say(text: str, printed: bytes) -> None:
+def test_format_prints_its_fields(text: str, printed: bytes) -> None:
     assert by_format(text)(MESSAGE) == printed
 
 
 @pytest.mark.parametrize("text", ["%x", "%", r"\q%s"])
-def test_a_format_with_a_letter_that_means_nothing_is_refused(text: str) -> None:
+def test_format_with_an_unknown_letter_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         by_format(text)
 
 
-def test_a_body_ends_with_what_was_asked_for() -> None:
+def test_body_output_ends_with_the_delimiter() -> None:
     assert as_body(delimiter_bytes(r"\0"))(MESSAGE) == b"\x00body\xff\0"
     with pytest.raises(click.BadParameter):
         delimiter_bytes("")
 
 
-def test_a_line_gives_its_key_and_properties_beside_those_of_all() -> None:
+def test_line_key_and_properties_extend_the_common_ones() -> None:
     common = Outgoing(b"", "new", ("all",), {"from": "here"})
     parts = LineParts(b":", b"|")
     found = parts.message(b"42 43:colour=red,size=a=b|body:|\xff", common)
@@ -80,7 +80,7 @@ def test_a_line_gives_its_key_and_properties_beside_those_of_all() -> None:
 
 
 @pytest.mark.parametrize("line", [b"no key", b"key:no properties", b"\xff:|x", b"k:colour|x"])
-def test_a_line_without_its_parts_is_refused(line: bytes) -> None:
+def test_line_without_its_parts_is_refused(line: bytes) -> None:
     with pytest.raises(BadLine):
         LineParts(b":", b"|").message(line, Outgoing(b""))
 
@@ -88,7 +88,7 @@ def test_a_line_without_its_parts_is_refused(line: bytes) -> None:
 @pytest.mark.parametrize(
     "field", ['"tags": "X"', '"keys": ["X"]', '"properties": {"a": "X"}', '"properties": {"X": "a"}']
 )
-def test_half_a_character_of_json_is_refused_by_its_line(field: str) -> None:
+def test_lone_surrogate_in_a_json_line_is_refused(field: str) -> None:
     with pytest.raises(BadLine):
         from_line(b'{"body": "x", %s}' % field.replace("X", r"\ud800").encode())
 
@@ -115,7 +115,7 @@ def lines_of(text: bytes, delimiter: bytes, piece: int, limit: int = 1 << 20) ->
 
 @pytest.mark.parametrize("delimiter", [b"\n", b"\0", b"--"])
 @pytest.mark.parametrize("piece", [1, 3, 1000])
-def test_lines_are_the_same_however_they_come(delimiter: bytes, piece: int) -> None:
+def test_lines_are_independent_of_read_boundaries(delimiter: bytes, piece: int) -> None:
     lines = [b"one", b"", b"two - three\x01", b"-", b"last\xff"]
     text = delimiter.join(lines)
     wanted = text.split(delimiter)
@@ -123,19 +123,19 @@ def test_lines_are_the_same_however_they_come(delimiter: bytes, piece: int) -> N
     assert lines_of(text + delimiter, delimiter, piece) == list(enumerate(wanted, 1))
 
 
-def test_only_lines_of_text_lose_a_carriage_return() -> None:
+def test_carriage_return_is_stripped_only_from_text_lines() -> None:
     assert lines_of(b"a\r\nb\r", b"\n", 100) == [(1, b"a"), (2, b"b")]
     assert lines_of(b"a\r\r\n", b"\n", 100) == [(1, b"a\r")]
     assert lines_of(b"a\r\0b\r", b"\0", 100) == [(1, b"a\r"), (2, b"b\r")]
 
 
-def test_a_line_without_an_end_is_not_collected_for_ever() -> None:
+def test_endless_line_is_refused() -> None:
     with pytest.raises(LineTooLong) as caught:
         lines_of(b"one\n" + b"x" * 5000, b"\n", 100, limit=1000)
     assert caught.value.number == 2
 
 
-def test_ranges_are_said_shortly() -> None:
+def test_offset_ranges_are_abbreviated() -> None:
     assert ranges([]) == ""
     assert ranges([5, 1, 2, 3, 9, 8]) == "1-3, 5, 8-9"
     assert ranges(range(1, 40, 2), at_most=2) == "1, 3 and 18 more"
@@ -162,7 +162,7 @@ def test_store_times_bound_a_half_open_range() -> None:
 
 
 @pytest.mark.parametrize("span", [60, 5400, 7200, 86_400])
-def test_a_time_may_be_so_long_ago(span: int) -> None:
+def test_negative_duration_is_a_time_before_now(span: int) -> None:
     before = system_now_ms()
     found = INSTANT.convert(f"-{duration_text(span * 1000)}", None, None)
     assert before - span * 1000 <= found <= system_now_ms() - span * 1000
@@ -170,7 +170,7 @@ def test_a_time_may_be_so_long_ago(span: int) -> None:
         INSTANT.convert("yesterday", None, None)
 
 
-def test_what_is_printed_waits_for_its_reader_and_not_the_loop() -> None:
+def test_output_to_a_full_pipe_does_not_block_the_loop() -> None:
     """With a full pipe, other tasks run, and all output arrives."""
     data = bytes(range(256)) * 4096
 
@@ -196,7 +196,7 @@ def test_what_is_printed_waits_for_its_reader_and_not_the_loop() -> None:
     assert asyncio.run(inside()) == data
 
 
-async def test_a_reader_that_goes_is_noticed_without_a_write() -> None:
+async def test_closed_output_pipe_is_detected_without_a_write() -> None:
     ours, theirs = os.pipe()
     out = StdoutBytes(theirs)
     try:
@@ -208,7 +208,7 @@ async def test_a_reader_that_goes_is_noticed_without_a_write() -> None:
         os.close(theirs)
 
 
-async def test_what_a_full_disk_does_not_take_is_an_error() -> None:
+async def test_output_to_a_full_disk_is_an_error() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     out = StdoutBytes(full)
     out.add(b"receipt")
@@ -219,7 +219,7 @@ async def test_what_a_full_disk_does_not_take_is_an_error() -> None:
         os.close(full)
 
 
-def test_of_a_file_that_no_message_holds_not_all_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_oversized_body_file_is_not_read_completely(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(produce, "_FILE_BYTES", 1000)
     file = tmp_path / "file"
     file.write_bytes(b"x" * 1000)

@@ -58,13 +58,13 @@ def read(client: Lacking) -> None:
     asyncio.run(whole.read([Span(QUEUE, 0, 5, 0)]))
 
 
-def test_a_reader_is_sent_on_to_the_master_and_leaves_nothing_out() -> None:
+def test_reader_of_a_lagging_slave_continues_at_the_master() -> None:
     client = Lacking(3)
     read(client)
     assert client.asked == [0, 2, 2, 2, 2]
 
 
-def test_a_queue_that_never_gives_the_rest_is_an_error() -> None:
+def test_queue_that_never_returns_its_rest_is_an_error() -> None:
     with pytest.raises(Failure, match="returns no message from offset 2 on, but ends at 5"):
         read(Lacking(1000))
 
@@ -95,7 +95,7 @@ class Growing:
 
 
 @pytest.mark.parametrize(("queue", "numbers"), [(None, {0, 1, 2}), (2, {0, 2})])
-def test_queues_that_a_topic_gets_are_followed(
+def test_queues_added_to_a_topic_are_followed(
     monkeypatch: pytest.MonkeyPatch, queue: int | None, numbers: set[int]
 ) -> None:
     monkeypatch.setattr(reading, "_NEW_QUEUES_S", 0.0)

@@ -20,7 +20,7 @@ from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
 
-def test_a_mark_that_came_too_late_ends_no_later_replay_of_that_name(
+def test_late_cancellation_does_not_end_a_later_replay_of_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = TaskBook(tmp_path)
@@ -41,7 +41,7 @@ def test_a_mark_that_came_too_late_ends_no_later_replay_of_that_name(
 @pytest.mark.parametrize(
     ("code", "kind"), [(ResponseCode.TOPIC_NOT_EXIST, Failure), (ResponseCode.NO_PERMISSION, BrokerError)]
 )
-def test_dead_letters_that_may_not_be_read_are_not_told_to_be_none(
+def test_unreadable_dead_letters_are_an_error(
     monkeypatch: pytest.MonkeyPatch, code: ResponseCode, kind: type[Exception]
 ) -> None:
     @asynccontextmanager

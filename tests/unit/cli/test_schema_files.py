@@ -82,7 +82,7 @@ def desc(tmp_path: Path) -> Path:
     return path
 
 
-def test_avro_is_json_and_what_is_none_says_why(avsc: Path) -> None:
+def test_avro_bodies_become_json_and_invalid_ones_an_error(avsc: Path) -> None:
     write = json_writer("avro", avsc, None)
     whole = avro_body()
     found = write(pa.array([whole, None, b"", whole[:-1], whole + b"x"])).to_pylist()
@@ -93,14 +93,14 @@ def test_avro_is_json_and_what_is_none_says_why(avsc: Path) -> None:
     assert found[4]["error"].endswith(f"the value ends at byte {len(whole)} of {len(whole) + 1}")
 
 
-def test_avro_numbers_that_json_lacks_are_text(avsc: Path) -> None:
+def test_avro_numbers_unknown_to_json_become_text(avsc: Path) -> None:
     value = {**VALUE, "prices": [float("nan"), float("inf"), float("-inf"), 1.5]}
     (found,) = json_writer("avro", avsc, None)(pa.array([avro_body(value)])).to_pylist()
     assert found["error"] is None
     assert json.loads(found["text"]) == {**AS_JSON, "prices": ["NaN", "Infinity", "-Infinity", 1.5]}
 
 
-def test_an_avro_body_that_nests_too_deep_for_json_says_so(tmp_path: Path) -> None:
+def test_avro_body_nested_too_deep_for_json_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "node.avsc"
     file.write_text('{"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}', "utf-8")
     write = json_writer("avro", file, None)
@@ -109,7 +109,7 @@ def test_an_avro_body_that_nests_too_deep_for_json_says_so(tmp_path: Path) -> No
     assert found[1] == {"text": '{"next": null}', "error": None}
 
 
-def test_an_avro_body_of_a_hundred_thousand_levels_ends_no_worker(tmp_path: Path) -> None:
+def test_avro_body_of_100000_levels_does_not_crash_the_process(tmp_path: Path) -> None:
     """Run in a subprocess, because a regression would crash the process."""
     file = tmp_path / "node.avsc"
     file.write_text('{"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}', "utf-8")
@@ -125,7 +125,7 @@ def test_an_avro_body_of_a_hundred_thousand_levels_ends_no_worker(tmp_path: Path
     assert b'{"next": {"next": {"next": null}}}' in done.stdout
 
 
-def test_avro_types_that_nest_in_each_other_are_read_whatever_their_length(tmp_path: Path) -> None:
+def test_recursive_avro_types_of_any_length_are_read(tmp_path: Path) -> None:
     """A tree of lists and maps, larger than the limit for the compiled reader."""
     tree = {
         "type": "record", "name": "Tree", "namespace": "t", "fields": [
@@ -144,7 +144,7 @@ def test_avro_types_that_nest_in_each_other_are_read_whatever_their_length(tmp_p
     assert [json.loads(one["text"]) for one in found] == [value, leaf]
 
 
-def test_protobuf_is_json_and_what_is_none_says_why(desc: Path) -> None:
+def test_protobuf_bodies_become_json_and_invalid_ones_an_error(desc: Path) -> None:
     write = json_writer("protobuf", desc, "shop.Order")
     found = write(pa.array([protobuf_body(), b"", None, b"\xff\xff"])).to_pylist()
     assert json.loads(found[0]["text"]) == {"order_name": "Zürich", "prices": [{"cents": "150"}]}
@@ -154,7 +154,7 @@ def test_protobuf_is_json_and_what_is_none_says_why(desc: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["avro", "protobuf"])
-def test_no_bytes_whatever_end_the_job(kind: str, avsc: Path, desc: Path) -> None:
+def test_random_bytes_never_end_the_job(kind: str, avsc: Path, desc: Path) -> None:
     write = json_writer(kind, avsc if kind == "avro" else desc, "shop.Order")
     random, whole = Random(5), avro_body() if kind == "avro" else protobuf_body()
     bodies = [random.randbytes(random.randrange(40)) for _ in range(2000)]
@@ -179,7 +179,7 @@ def test_workers_write_without_neve(avsc: Path, desc: Path) -> None:
         assert (done.returncode, done.stdout) == (0, b"True\n"), done.stderr
 
 
-def test_a_file_that_is_no_schema_is_refused(avsc: Path, desc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_schema_file_is_refused(avsc: Path, desc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, file, message, text in (
         ("avro", desc, None, "not an Avro schema"),
         ("protobuf", avsc, "shop.Order", "not a descriptor set"),

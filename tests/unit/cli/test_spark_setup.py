@@ -29,14 +29,14 @@ def test_importing_needs_no_pyspark() -> None:
     assert "pyspark" not in sys.modules or sys.modules["neve.spark"].__all__
 
 
-def test_missing_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_error_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(SparkSetupError, match="apt install openjdk-17"):
         find_java()
 
 
-def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_home_takes_precedence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.touch()
@@ -45,7 +45,7 @@ def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("told", "version"), [("11.0.2", 11), ("1.8.0_392", 8)])
-def test_a_java_that_is_too_old_is_named_before_it_is_started(
+def test_unsupported_java_is_refused_before_it_is_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, version: int
 ) -> None:
     java = tmp_path / "bin" / "java"
@@ -59,7 +59,7 @@ def test_a_java_that_is_too_old_is_named_before_it_is_started(
     assert find_java() == str(java)
 
 
-def test_hadoop_version_from_the_jars_names(tmp_path: Path) -> None:
+def test_hadoop_version_is_read_from_jar_names(tmp_path: Path) -> None:
     with pytest.raises(SparkSetupError, match="no hadoop-client-api"):
         hadoop_version(tmp_path)
     (tmp_path / "hadoop-client-api-3.4.2.jar").touch()
@@ -67,7 +67,7 @@ def test_hadoop_version_from_the_jars_names(tmp_path: Path) -> None:
     assert hadoop_version(tmp_path) == "3.4.2"
 
 
-def test_a_store_url_becomes_what_spark_needs() -> None:
+def test_store_url_is_converted_to_spark_options() -> None:
     s3 = parse_store("s3://bucket/a%20b/c/?endpoint=http://h:9000&region=eu-1")
     assert (s3.root, s3.bucket, s3.endpoint, s3.region) == ("s3a://bucket/a b/c", "bucket", "http://h:9000", "eu-1")
     assert parse_store("dir:/x/topic=%25").path("k") == "file:/x/topic=%25/k"
@@ -79,7 +79,7 @@ def test_a_store_url_becomes_what_spark_needs() -> None:
         parse_store("/just/a/path")
 
 
-def test_an_instant_may_be_given_in_four_ways() -> None:
+def test_instant_is_accepted_in_four_forms() -> None:
     assert instant_ms(None) is None
     assert instant_ms(5) == 5
     assert instant_ms("1970-01-01T00:00:01") == 1000
@@ -87,7 +87,7 @@ def test_an_instant_may_be_given_in_four_ways() -> None:
     assert instant_ms(datetime(1970, 1, 2, tzinfo=UTC)) == 86_400_000
 
 
-def test_inflating_is_bounded_and_never_guesses() -> None:
+def test_inflater_bounds_bodies_and_reports_damage() -> None:
     inflate = inflater(1000)
     assert inflate(zlib.compress(b"abc"), 1) == (b"abc", None)
     assert inflate(b"as it is", 0) == (b"as it is", None)
@@ -98,7 +98,7 @@ def test_inflating_is_bounded_and_never_guesses() -> None:
     assert "not match the compression in its sysFlag" in str(error)
 
 
-def test_bodies_beyond_one_array_stop_before_the_next_is_inflated() -> None:
+def test_bodies_beyond_one_array_are_refused_before_inflating() -> None:
     packed = pa.array([zlib.compress(bytes(1000)), zlib.compress(bytes(1000)), zlib.compress(b"never inflated")])
     flags = pa.array([1, 1, 1])
     with pytest.raises(ValueError, match=r"the first 2 of 3 bodies are more than 1999 bytes.*maxRecordsPerBatch"):
@@ -148,7 +148,7 @@ def keys(catalog: Catalog, wanted: Selection, topic: str = "t") -> list[str]:
     return sorted(name.key for name in plan({"b": catalog}, topic, wanted)[0])
 
 
-def test_plan_prunes_what_cannot_hold_a_row(catalog: Catalog) -> None:
+def test_plan_skips_objects_without_matching_rows(catalog: Catalog) -> None:
     assert keys(catalog, Selection()) == ["a", "b", "c"]
     assert keys(catalog, Selection(start=201)) == ["b", "c"]  # unknown times may match
     assert keys(catalog, Selection(end=200)) == ["a", "c"]
@@ -158,14 +158,14 @@ def test_plan_prunes_what_cannot_hold_a_row(catalog: Catalog) -> None:
     assert keys(catalog, Selection(), "other") == []
 
 
-def test_plan_cuts_at_the_recorded_minimum(catalog: Catalog) -> None:
+def test_plan_begins_at_the_recorded_minimum(catalog: Catalog) -> None:
     catalog.apply(2, Expire(keys=["a"], delete_after_ms=0, minimums={"t": {0: 15}}))
     names, minimums = plan({"b": catalog}, "t", Selection())
     assert sorted(name.key for name in names) == ["b", "c"]
     assert minimums == [Minimum("b", 0, 15)]
 
 
-def test_the_list_of_files_says_each_path_as_a_uri() -> None:
+def test_manifest_has_file_paths_as_uris() -> None:
     """A `%` in a store key is literal, but an escape in a URI."""
     lines = manifest([("file:/a [1]/topic=%25R/x.parquet", 7), ("s3a://b/k", 8)]).split("\n")
     assert lines[0] == "v1"
@@ -177,7 +177,7 @@ def test_the_list_of_files_says_each_path_as_a_uri() -> None:
     assert {one["action"] for one in told} == {"add"}
 
 
-def test_the_jars_are_those_of_the_spark_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_jars_are_those_of_the_running_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With spark-submit, pyspark is imported from a zip file without jars."""
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     assert pyspark_jars() == tmp_path / "jars"
@@ -200,7 +200,7 @@ SELECT * FROM FROM x
 """
 
 
-def test_a_refused_query_is_told_with_its_place_and_without_plan_and_stack() -> None:
+def test_refused_query_error_has_its_place_but_no_plan_or_stack() -> None:
     assert refused_sql(COLUMN, "SELECT FORM x", ["orders"]) == COLUMN.split(";\n", maxsplit=1)[0]
     told = refused_sql(SYNTAX + "\nJVM stacktrace:\norg.apache.spark…\n\tat x", "SELECT * FROM FROM x", ["orders"])
     assert told.endswith("SELECT * FROM FROM x\n---------^^^")
@@ -208,7 +208,7 @@ def test_a_refused_query_is_told_with_its_place_and_without_plan_and_stack() -> 
     assert refused_sql(missing, "SELECT * FROM oders", ["orders"]).endswith("the topics of this store: orders")
 
 
-def test_a_topic_whose_name_needs_backticks_is_told() -> None:
+def test_error_suggests_backticks_for_a_topic_name() -> None:
     told = refused_sql(SYNTAX, "SELECT * FROM dash-topic", ["dash-topic", "orders"])
     assert told.endswith("`dash-topic`")
     assert "backticks" not in refused_sql(SYNTAX, "SELECT * FROM `dash-topic`", ["dash-topic"])

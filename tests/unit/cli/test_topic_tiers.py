@@ -13,7 +13,7 @@ def answer(**queues: dict[str, int]) -> dict[str, Any]:
     return {"offsetTable": {MessageQueue("T", "b", int(name[1:])): entry for name, entry in queues.items()}}
 
 
-def test_each_part_of_a_queue_is_counted_where_it_is() -> None:
+def test_topic_tiers_count_each_part_of_a_queue() -> None:
     told = answer(
         q0={"minOffset": 10, "maxOffset": 100, "localMinOffset": 40, "archivedOffset": 60, "notArchivedSince": 5_000},
         q1={"minOffset": 0, "maxOffset": 50, "messages": 30, "localMinOffset": 50, "archivedOffset": 50},
@@ -31,7 +31,7 @@ def test_each_part_of_a_queue_is_counted_where_it_is() -> None:
     assert tiers.syncs == [{"broker": "a", "newest_archived_ms": 4_000, "not_archived": 47, "behind_ms": 15_000}]
 
 
-def test_offsets_that_a_restore_left_out_are_in_no_tier() -> None:
+def test_offsets_skipped_by_a_restore_are_in_no_tier() -> None:
     told = answer(
         q0={"minOffset": 0, "maxOffset": 1_010, "messages": 13, "localMinOffset": 1_008, "coldMessages": 10}
         | {"archivedOffset": 10, "notArchived": 3, "notArchivedSince": 5_000},
@@ -44,13 +44,13 @@ def test_offsets_that_a_restore_left_out_are_in_no_tier() -> None:
     assert tiers.summary["not_archived"] == 3
 
 
-def test_a_broker_without_an_archive_has_no_tiers() -> None:
+def test_broker_without_archive_has_no_tiers() -> None:
     tiers = tiers_of("T", {"a": answer(q0={"minOffset": 2, "maxOffset": 5})}, 0)
     assert (tiers.sizes, tiers.syncs) == ([], [])
     assert (tiers.summary["messages"], tiers.summary["in_archive_alone"]) == (3, None)
 
 
-def test_a_broker_is_drained_when_nothing_of_any_kind_is_left() -> None:
+def test_broker_is_drained_if_nothing_remains() -> None:
     nothing = Remaining({"g": 0}, 0, 0, 0)
     assert nothing.is_empty
     assert Remaining({}, 0, None, None).is_empty  # an Apache broker

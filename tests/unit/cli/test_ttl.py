@@ -22,7 +22,7 @@ NOW = 1_000 * HOUR
     ("text", "hours"),
     [("1h", 1), ("36h", 36), ("90d", 2160), ("2w", 336), ("120m", 2), ("forever", FOR_EVER_HOURS), (" 7D ", 168)],
 )
-def test_a_ttl_is_read_as_whole_hours(text: str, hours: int) -> None:
+def test_ttl_is_parsed_as_whole_hours(text: str, hours: int) -> None:
     assert parse_ttl(text) == hours
 
 
@@ -41,28 +41,28 @@ def test_a_ttl_is_read_as_whole_hours(text: str, hours: int) -> None:
         ("٣h٣", "not a TTL"),
     ],
 )
-def test_what_is_no_ttl_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_invalid_ttl_is_refused_with_a_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_ttl(text)
 
 
 @pytest.mark.parametrize("hours", [1, 23, 24, 36, 720, FOR_EVER_HOURS])
-def test_format_is_parsed_again(hours: int) -> None:
+def test_ttl_format_round_trips(hours: int) -> None:
     assert parse_ttl(format_ttl(hours)) == hours
 
 
-def test_format_of_the_default() -> None:
+def test_default_ttl_has_a_format() -> None:
     assert format_ttl(None) == format_ttl(-1) == "default"
 
 
-def test_a_ttl_is_shorter_where_it_may_delete_what_was_kept() -> None:
+def test_shorter_ttl_is_detected() -> None:
     assert shorter(24, 48)
     assert shorter(24, None)  # the default may be forever
     assert not shorter(48, 24)
     assert not shorter(FOR_EVER_HOURS, None)
 
 
-def test_the_hours_come_from_the_attribute_and_forever_has_one_number() -> None:
+def test_hours_are_read_from_the_topic_attribute() -> None:
     assert hours_of({}) is None
     assert hours_of({"reserve.time": "-1"}) is None
     assert hours_of({"reserve.time": "720"}) == 720
@@ -102,7 +102,7 @@ def test_plan_counts_by_row_group() -> None:
     assert (again["rows_gone"], again["rows_kept"]) == (5, 30), "what has expired already does not go again"
 
 
-def test_the_plan_takes_nothing_early() -> None:
+def test_ttl_plan_deletes_nothing_early() -> None:
     """The plan deletes at the same millisecond as the job of the broker."""
     exactly = catalog_of((NOW - 24 * HOUR,))
     assert expiry_plan("t", [exactly], 24, NOW - 1)["rows_gone"] == 0
@@ -111,7 +111,7 @@ def test_the_plan_takes_nothing_early() -> None:
 
 
 @pytest.mark.parametrize("live", [NOW, -1])
-def test_what_lies_behind_something_live_goes_in_neither_the_dry_run_nor_the_brokers_plan(live: int) -> None:
+def test_objects_above_a_live_one_stay_in_every_plan(live: int) -> None:
     old = NOW - 50 * HOUR
     catalog = catalog_of((old,), (live,), (old, old), (old,))
     plan = expiry_plan("t", [catalog], 24, NOW)

@@ -27,7 +27,7 @@ from tests.unit.archive.test_lazy_topics import TOPICS, Journal
 DATA = b"PAR1 rows and footer PAR1"
 
 
-def test_holes_and_overlaps_between_runs_are_told() -> None:
+def test_holes_and_overlaps_between_runs_are_reported() -> None:
     assert list(tiling_faults([(0, 9), (10, 19)], 0)) == []
     assert [one.message() for one in tiling_faults([(0, 9), (15, 19)], 0)] == ["hole at offsets 10…14"]
     assert list(tiling_faults([(0, 9), (15, 19), (10, 14)], 0)) == []
@@ -63,7 +63,7 @@ def write_archive(root: Path) -> Path:
     return data
 
 
-def test_a_deep_check_goes_on_by_a_checkpoint_that_is_gone_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_verify_continues_after_its_checkpoint_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal()
     for topic in TOPICS:
         for name in journal.commit(topic, 5):
@@ -86,7 +86,7 @@ def test_a_deep_check_goes_on_by_a_checkpoint_that_is_gone_meanwhile(monkeypatch
     assert late == [], "the whole journal would be read again"
 
 
-def test_a_sound_archive(tmp_path: Path) -> None:
+def test_sound_archive_verifies_without_findings(tmp_path: Path) -> None:
     write_archive(tmp_path)
     assert verify_store(f"dir:{tmp_path}", None, deep=True) == ([], {"objects": 1, "rows": 10})
     assert main.run(["archive", "verify", "--deep", "--store", f"dir:{tmp_path}"]) == 0
@@ -94,7 +94,7 @@ def test_a_sound_archive(tmp_path: Path) -> None:
     assert main.run(["archive", "list", "--store", f"dir:{tmp_path}"]) == 0
 
 
-def test_damage_is_found(tmp_path: Path) -> None:
+def test_verify_finds_damage(tmp_path: Path) -> None:
     data = write_archive(tmp_path)
     data.write_bytes(DATA.replace(b"rows", b"sows"))
     assert verify_store(f"dir:{tmp_path}", None, deep=False)[0] == []

@@ -41,7 +41,7 @@ STRATEGIES: dict[str, Allocation] = {
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
-def test_shares_are_those_of_the_java_client(name: str) -> None:
+def test_shares_equal_those_of_the_java_client(name: str) -> None:
     for vector in VECTORS:
         queues = [MessageQueue("topic", broker, at) for broker in vector["brokers"] for at in range(vector["queues"])]
         members = vector["members"]
@@ -52,27 +52,27 @@ def test_shares_are_those_of_the_java_client(name: str) -> None:
         assert shares == vector["shares"][name], (vector["brokers"], vector["queues"], members)
 
 
-def test_the_vectors_name_every_strategy() -> None:
+def test_vectors_cover_every_strategy() -> None:
     assert {name for vector in VECTORS for name in vector["shares"]} == set(STRATEGIES)
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
-def test_who_is_not_a_member_gets_nothing(name: str) -> None:
+def test_non_member_gets_no_queue(name: str) -> None:
     assert STRATEGIES[name]("r1@stranger", ["r1@m"], [MessageQueue("t", "r1@a", 0)]) == []
 
 
-def test_a_configured_share_is_taken_as_it_is() -> None:
+def test_configured_share_is_used_unchanged() -> None:
     mine = [MessageQueue("t", "b", 3), MessageQueue("t", "a", 0), MessageQueue("other", "a", 0)]
     assert by_config(mine)("anybody", [], [MessageQueue("t", "a", 0)]) == mine[:2]
 
 
-def test_a_room_that_is_not_known_is_refused() -> None:
+def test_unknown_machine_room_is_refused() -> None:
     allocate = machine_room_nearby(average, lambda _: "", lambda _: "r")
     with pytest.raises(ClientError):
         allocate("m", ["m"], [MessageQueue("t", "a", 0)])
 
 
-def test_an_allocation_is_chosen_by_name_or_given() -> None:
+def test_allocation_is_chosen_by_name_or_function() -> None:
     assert chosen("circular") is circular
     assert chosen(average) is average
     with pytest.raises(ClientError, match="average, circular, consistent_hash"):

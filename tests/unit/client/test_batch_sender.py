@@ -20,7 +20,7 @@ Running = Callable[..., AbstractAsyncContextManager[FakeCluster]]
 BUSY, NO_PERMISSION = 2, 16
 
 
-def test_a_busy_broker_gets_the_same_batch_again_until_it_takes_it(fake_cluster: Running) -> None:
+def test_busy_broker_gets_the_same_batch_until_it_accepts(fake_cluster: Running) -> None:
     asked: list[bytes] = []
 
     def busy_at_first(request: RemotingCommand) -> Answer:
@@ -41,7 +41,7 @@ def test_a_busy_broker_gets_the_same_batch_again_until_it_takes_it(fake_cluster:
 
 
 @pytest.mark.parametrize(("code", "patience", "most"), [(NO_PERMISSION, 30, 1), (BUSY, 0.05, 1)])
-def test_a_refusal_and_the_end_of_patience_are_told(
+def test_permanent_refusal_and_retry_timeout_are_raised(
     fake_cluster: Running, code: int, patience: float, most: int
 ) -> None:
     async def work() -> None:

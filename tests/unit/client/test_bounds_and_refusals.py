@@ -60,7 +60,7 @@ def inflated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_what_waits_for_the_application_is_not_inflated(fake_cluster: Any, inflated: list[int]) -> None:
+def test_buffered_messages_are_not_inflated(fake_cluster: Any, inflated: list[int]) -> None:
     async def work() -> None:
         broker = CompressedBroker(30)
         async with (
@@ -95,7 +95,7 @@ def test_pull_limits_decompressed_bytes_and_returns_its_next_offset(
     run(work)
 
 
-def test_a_route_of_countless_queues_is_refused_before_it_is_built() -> None:
+def test_route_with_too_many_queues_is_refused_before_it_is_built() -> None:
     def data(count: int) -> dict[str, Any]:
         queues = {"perm": 6, "readQueueNums": count, "writeQueueNums": 1}
         return {
@@ -112,7 +112,7 @@ def test_a_route_of_countless_queues_is_refused_before_it_is_built() -> None:
 # ---- pops
 
 
-def test_what_only_collides_with_a_wanted_tag_is_acknowledged(fake_cluster: Any) -> None:
+def test_popped_message_with_colliding_tag_hash_is_acknowledged(fake_cluster: Any) -> None:
     """The broker selects by hash. Without an acknowledgement, such a message would be popped forever."""
 
     async def work() -> None:
@@ -131,7 +131,7 @@ def test_what_only_collides_with_a_wanted_tag_is_acknowledged(fake_cluster: Any)
     run(work)
 
 
-def test_a_pop_does_not_tell_the_broker_what_the_time_is(fake_cluster: Any) -> None:
+def test_pop_sends_born_time_zero(fake_cluster: Any) -> None:
     """With a client clock, long polling fails on clock skew. With 0, the broker uses its own clock."""
 
     async def work() -> None:
@@ -152,7 +152,7 @@ def test_a_pop_does_not_tell_the_broker_what_the_time_is(fake_cluster: Any) -> N
 
 
 @pytest.mark.parametrize("body", [5, True, None, 1.5, [1, 2], {"a": 1}, (b"a",), object()])
-def test_a_body_is_bytes_or_text_and_nothing_else(fake_cluster: Any, body: Any) -> None:
+def test_body_must_be_bytes_or_text(fake_cluster: Any, body: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             sends = (
@@ -171,7 +171,7 @@ def test_a_body_is_bytes_or_text_and_nothing_else(fake_cluster: Any, body: Any) 
     run(work)
 
 
-def test_text_and_all_kinds_of_bytes_are_sent_as_they_are(fake_cluster: Any) -> None:
+def test_text_and_bytes_like_bodies_are_sent_unchanged(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             kinds: tuple[Any, ...] = ("é", b"\xc3\xa9", bytearray(b"\xc3\xa9"), memoryview(b"\xc3\xa9"))
@@ -184,7 +184,7 @@ def test_text_and_all_kinds_of_bytes_are_sent_as_they_are(fake_cluster: Any) -> 
 
 
 @pytest.mark.parametrize("wrong", [{"tags": 5}, {"keys": [5]}, {"properties": {"a": 1}}, {"properties": {1: "a"}}])
-def test_what_goes_with_a_body_is_text(fake_cluster: Any, wrong: dict[str, Any]) -> None:
+def test_message_attributes_must_be_text(fake_cluster: Any, wrong: dict[str, Any]) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(ClientError, match="str"):
@@ -196,7 +196,7 @@ def test_what_goes_with_a_body_is_text(fake_cluster: Any, wrong: dict[str, Any])
 # ---- server errors
 
 
-def test_the_address_of_a_broker_is_told_from_that_of_a_name_server(fake_cluster: Any) -> None:
+def test_broker_address_given_as_name_server_is_reported(fake_cluster: Any) -> None:
     def unknown(request: RemotingCommand) -> Answer:
         return 3, {}, b""
 
@@ -211,7 +211,7 @@ def test_the_address_of_a_broker_is_told_from_that_of_a_name_server(fake_cluster
     run(work)
 
 
-def test_an_untrusted_certificate_is_told_as_that(tmp_path: Path) -> None:
+def test_untrusted_certificate_is_reported(tmp_path: Path) -> None:
     certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", "/CN=neve", "-keyout", str(key), "-out", str(certificate)]
@@ -255,7 +255,7 @@ class UnreadableBroker(GroupBroker):
         return super().__call__(request)
 
 
-def test_a_consumer_says_why_nothing_comes_until_something_does(fake_cluster: Any) -> None:
+def test_consumer_reports_its_problem_until_a_message_arrives(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = UnreadableBroker(1)
         async with (
@@ -273,9 +273,7 @@ def test_a_consumer_says_why_nothing_comes_until_something_does(fake_cluster: An
     run(work)
 
 
-def test_neve_consume_in_a_group_says_what_the_broker_said(
-    fake_cluster: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_neve_consume_prints_the_refusal_of_the_broker(fake_cluster: Any, capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> None:
         broker = UnreadableBroker(1)
         async with fake_cluster(broker) as cluster:
@@ -401,6 +399,6 @@ def test_error_that_ends_a_pull_loop_is_raised(fake_cluster: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", [value for key, value in vars(properties).items() if key.startswith("PROPERTY_")])
-def test_no_application_sets_what_has_a_meaning_for_the_system(name: str) -> None:
+def test_reserved_properties_are_refused(name: str) -> None:
     with pytest.raises(ClientError, match="used by the system"):
         check_properties({name: "x"})

@@ -23,7 +23,7 @@ from tests.unit.client.fake_cluster import DEADLINE_S, Answer, FakeServer, refus
 from tests.waiting import until
 
 
-def test_a_send_carries_the_message(fake_cluster: Any) -> None:
+def test_send_request_carries_the_message(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             result = await client.send("t", "short", tags="A", keys=["k1", "k2"], properties={"x": "y"}, delay_level=3)
@@ -40,7 +40,7 @@ def test_a_send_carries_the_message(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_a_batch_is_one_request(fake_cluster: Any) -> None:
+def test_batch_is_sent_as_one_request(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             result = await client.send_batch("t", [b"one", "two"])
@@ -57,7 +57,7 @@ def test_a_batch_is_one_request(fake_cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
-def test_a_refused_send_goes_to_another_broker(fake_cluster: Any, code: int) -> None:
+def test_refused_send_is_retried_at_another_broker(fake_cluster: Any, code: int) -> None:
     async def work() -> None:
         async with fake_cluster(refuse(code), send_ok) as cluster, connect(cluster.namesrv.address) as client:
             for _ in range(4):
@@ -67,7 +67,7 @@ def test_a_refused_send_goes_to_another_broker(fake_cluster: Any, code: int) -> 
     run(work)
 
 
-def test_a_final_refusal_is_not_tried_again(fake_cluster: Any) -> None:
+def test_permanent_refusal_is_not_retried(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster(refuse(13)) as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(BrokerError) as caught:
@@ -78,7 +78,7 @@ def test_a_final_refusal_is_not_tried_again(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_attempts_are_limited_and_the_last_refusal_is_told(fake_cluster: Any) -> None:
+def test_attempts_are_limited_and_the_last_refusal_is_raised(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster(refuse(14)) as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(BrokerError):
@@ -112,7 +112,7 @@ def test_broken_connection_is_an_unknown_outcome_and_is_reopened(fake_cluster: A
     run(work)
 
 
-def test_a_broker_that_cannot_be_reached_did_nothing(fake_cluster: Any) -> None:
+def test_unreachable_broker_is_a_connection_failure(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             await cluster.brokers[0].stop()
@@ -143,7 +143,7 @@ def test_answers_find_their_requests_in_any_order(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_an_unknown_topic_is_sent_to_the_default_topics_brokers(fake_cluster: Any) -> None:
+def test_unknown_topic_is_sent_to_the_brokers_of_the_default_topic(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             cluster.unknown_topics = {"new"}
@@ -159,7 +159,7 @@ def test_an_unknown_topic_is_sent_to_the_default_topics_brokers(fake_cluster: An
     run(work)
 
 
-def test_the_route_outlives_the_name_server(fake_cluster: Any) -> None:
+def test_known_route_is_used_without_the_name_server(fake_cluster: Any) -> None:
     async def work() -> None:
         changes: dict[str, Any] = {"route_interval": 0.0, "attempt_timeout": 0.5}
         async with fake_cluster() as cluster, connect(cluster.namesrv.address, **changes) as client:
@@ -170,7 +170,7 @@ def test_the_route_outlives_the_name_server(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: Any) -> None:
+def test_known_route_survives_a_restart_of_the_name_server(fake_cluster: Any) -> None:
     """It knows no topic until the brokers register again. RocketMQ clients also keep their routes meanwhile."""
 
     async def work() -> None:
@@ -191,7 +191,7 @@ def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: An
     run(work)
 
 
-def test_a_silent_name_server_does_not_hold_up_a_send_whose_route_is_known(
+def test_silent_name_server_does_not_delay_a_send_with_a_known_route(
     fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neve.client.net.routes._PATIENCE_S", 0.02)
@@ -207,7 +207,7 @@ def test_a_silent_name_server_does_not_hold_up_a_send_whose_route_is_known(
     run(work)
 
 
-def test_a_topic_that_was_deleted_here_has_no_route_left(fake_cluster: Any) -> None:
+def test_deletion_of_a_topic_removes_its_route(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             await client.send("t", b"x")
@@ -225,7 +225,7 @@ def test_a_topic_that_was_deleted_here_has_no_route_left(fake_cluster: Any) -> N
     run(work)
 
 
-def test_a_broker_that_no_route_names_any_more_is_told_nothing(fake_cluster: Any) -> None:
+def test_broker_without_routes_gets_no_heartbeat(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster(send_ok, send_ok) as cluster, connect(cluster.namesrv.address) as client:
             session = client._session
@@ -292,7 +292,7 @@ def test_transaction_producer_heartbeats_all_brokers_without_a_route(fake_cluste
     run(work)
 
 
-def test_the_second_name_server_is_used_when_the_first_is_away(fake_cluster: Any) -> None:
+def test_second_name_server_is_used_if_the_first_is_unreachable(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster:
             away = cluster.brokers[0].address.rpartition(":")[0] + ":1"
@@ -305,7 +305,7 @@ def test_the_second_name_server_is_used_when_the_first_is_away(fake_cluster: Any
     run(work)
 
 
-def test_what_cannot_be_sent_is_refused_at_once(fake_cluster: Any) -> None:
+def test_invalid_send_is_refused_without_a_request(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address, max_message_size=10) as client:
             for arguments in ({"properties": {"x": ""}}, {"properties": {"x": "a\x01"}}, {"queue": 5}):
@@ -324,7 +324,7 @@ def test_what_cannot_be_sent_is_refused_at_once(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_a_request_that_the_client_does_not_know_is_answered_3(fake_cluster: Any) -> None:
+def test_unknown_request_to_the_client_is_answered_with_code_3(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             await client.send("t", b"x")
@@ -338,7 +338,7 @@ def test_a_request_that_the_client_does_not_know_is_answered_3(fake_cluster: Any
     run(work)
 
 
-def test_a_forked_client_is_refused(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_is_refused_after_fork(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             await client.send("t", b"x")
@@ -350,7 +350,7 @@ def test_a_forked_client_is_refused(fake_cluster: Any, monkeypatch: pytest.Monke
     run(work)
 
 
-def test_the_synchronous_face_says_the_same(fake_cluster: Any) -> None:
+def test_synchronous_client_returns_the_same_results(fake_cluster: Any) -> None:
     def use(namesrv: str) -> None:
         with sync.connect(namesrv) as client:
             assert client.send("t", b"x", tags="A").queue_offset == 7
@@ -370,7 +370,7 @@ def test_the_synchronous_face_says_the_same(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_an_async_send_takes_a_refusal_as_final_and_silence_not(fake_cluster: Any) -> None:
+def test_send_async_retries_timeouts_but_not_refusals(fake_cluster: Any) -> None:
     """Like DefaultMQProducerImpl: a refusal is a decision, but a silent broker may be replaced."""
 
     async def work() -> None:
@@ -436,7 +436,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_a_call_ends_within_its_time_whoever_is_silent(fake_cluster: Any, what: str) -> None:
+def test_call_ends_within_its_timeout_with_silent_servers(fake_cluster: Any, what: str) -> None:
     """No other limit ends the call: connecting and single requests have an hour."""
     options: dict[str, Any] = {"timeout": 0.05, "attempt_timeout": 3600.0, "connect_timeout": 3600.0}
 

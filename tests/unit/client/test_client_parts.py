@@ -29,7 +29,7 @@ def queues(count: int) -> list[MessageQueue]:
 @given(
     st.sampled_from(["average", "circular"]), st.integers(0, 40), st.sets(st.text(max_size=5), min_size=1, max_size=9)
 )
-def test_every_queue_goes_to_exactly_one_member(kind: str, count: int, members: set[str]) -> None:
+def test_every_queue_is_allocated_to_exactly_one_member(kind: str, count: int, members: set[str]) -> None:
     allocate = ALLOCATIONS[kind]
     shares = [allocate(member, list(members), queues(count)) for member in members]
     assert sorted(queue for share in shares for queue in share) == sorted(queues(count))
@@ -41,7 +41,7 @@ def received(offset: int, body: bytes = b"xy") -> Message:
     return Message("t", body, queue_offset=offset)
 
 
-def test_the_offset_to_commit_stops_at_the_first_open_message() -> None:
+def test_committed_offset_stops_at_the_first_unsettled_message() -> None:
     process_queue = ProcessQueue(QUEUE, 10)
     assert process_queue.committable == 10
     process_queue.fetched([received(10), received(11), received(14)], 16)  # 12, 13 and 15 were filtered out
@@ -57,7 +57,7 @@ def test_the_offset_to_commit_stops_at_the_first_open_message() -> None:
 
 
 @given(st.permutations(range(12)))
-def test_acks_in_any_order_end_at_the_end(order: list[int]) -> None:
+def test_acks_in_any_order_reach_the_end_offset(order: list[int]) -> None:
     process_queue = ProcessQueue(QUEUE, 0)
     process_queue.fetched([received(offset) for offset in range(12)], 12)
     done: set[int] = set()
@@ -67,7 +67,7 @@ def test_acks_in_any_order_end_at_the_end(order: list[int]) -> None:
         assert process_queue.committable == next((o for o in range(12) if o not in done), 12)
 
 
-def test_a_slow_or_failing_broker_is_left_alone_for_a_while() -> None:
+def test_slow_or_failing_broker_is_avoided_for_a_while() -> None:
     now = 0
     table = FaultTable(lambda: now)
     table.answered("quick", 20)
@@ -94,7 +94,7 @@ def test_a_slow_or_failing_broker_is_left_alone_for_a_while() -> None:
     ("latency_ms", "pause_ms"),
     [(0, 0), (549, 0), (550, 2_000), (1_799, 2_000), (1_800, 5_000), (3_000, 6_000), (5_000, 10_000), (15_000, 30_000)],
 )
-def test_how_long_a_broker_is_left_alone_is_the_java_clients_table(latency_ms: int, pause_ms: int) -> None:
+def test_avoidance_times_equal_the_table_of_the_java_client(latency_ms: int, pause_ms: int) -> None:
     now = 0
     table = FaultTable(lambda: now)
     table.answered("b", latency_ms)
@@ -119,7 +119,7 @@ ROUTE = {
 }
 
 
-def test_a_route_gives_the_queues_that_may_be_used() -> None:
+def test_route_lists_usable_queues() -> None:
     route = parse_route("t", ROUTE)
     assert route.write_queues == tuple(MessageQueue("t", "a", number) for number in range(6))  # b has no master
     assert route.read_queues == (MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0))
@@ -129,7 +129,7 @@ def test_a_route_gives_the_queues_that_may_be_used() -> None:
 
 
 @pytest.mark.parametrize("body", [[], {"brokerDatas": [{}]}, {"queueDatas": [{"brokerName": "a"}]}, {"queueDatas": 3}])
-def test_a_body_that_is_no_route_is_a_protocol_error(body: object) -> None:
+def test_invalid_route_body_is_a_protocol_error(body: object) -> None:
     with pytest.raises(ProtocolError):
         parse_route("t", body)
 
@@ -160,7 +160,7 @@ def record(topic: str, body: bytes, sys_flag: int = 0, **properties: str) -> byt
     )
 
 
-def test_a_record_becomes_the_message_that_was_sent() -> None:
+def test_record_is_converted_to_the_sent_message() -> None:
     raw = record("%RETRY%g", zlib.compress(b"body"), 0x301, TAGS="T", KEYS="a b", UNIQ_KEY="U", RETRY_TOPIC="orders")
     message = message_from_record(decode_record(raw), "broker-a")
     assert (message.topic, message.body, message.tags, message.keys) == ("orders", b"body", "T", ("a", "b"))
@@ -169,12 +169,12 @@ def test_a_record_becomes_the_message_that_was_sent() -> None:
     assert (message.queue_offset, message.reconsume_times, message.sys_flag) == (42, 2, 0)
 
 
-def test_a_body_that_cannot_be_inflated_is_handed_over_as_stored() -> None:
+def test_damaged_compressed_body_is_returned_as_stored() -> None:
     message = message_from_record(decode_record(record("t", b"no zlib", 0x301)), "b")
     assert (message.body, message.sys_flag, message.msg_id) == (b"no zlib", 0x301, message.offset_msg_id)
 
 
-def test_an_address_has_a_host_and_a_port() -> None:
+def test_address_must_have_host_and_port() -> None:
     assert parse_address("h:1") == ("h", 1)
     assert parse_address("[::1]:9876") == ("::1", 9876)
     for bad in ("h", ":1", "h:x"):

@@ -112,7 +112,7 @@ def test_message_that_the_broker_refuses_to_take_back_keeps_its_owner(fake_clust
     run(work)
 
 
-def test_a_nack_under_way_is_not_sent_back_a_second_time(fake_cluster: Any) -> None:
+def test_message_with_pending_nack_is_not_sent_back_again(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(1)
 
@@ -137,7 +137,7 @@ def test_a_nack_under_way_is_not_sent_back_a_second_time(fake_cluster: Any) -> N
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_only_consumers_without_order_look_at_the_clock(fake_cluster: Any, in_order: bool) -> None:
+def test_consume_timeout_applies_only_without_order(fake_cluster: Any, in_order: bool) -> None:
     async def work() -> None:
         broker = GroupBroker(1)
         async with (
@@ -157,7 +157,7 @@ def test_only_consumers_without_order_look_at_the_clock(fake_cluster: Any, in_or
     run(work)
 
 
-def test_broadcasting_a_message_held_too_long_is_passed_over(fake_cluster: Any, tmp_path: Any) -> None:
+def test_expired_broadcast_message_is_skipped(fake_cluster: Any, tmp_path: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(1)
         async with (
@@ -172,7 +172,7 @@ def test_broadcasting_a_message_held_too_long_is_passed_over(fake_cluster: Any, 
     run(work)
 
 
-def test_a_timeout_of_nothing_is_refused(fake_cluster: Any) -> None:
+def test_consume_timeout_of_zero_is_refused(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(ClientError):

@@ -24,7 +24,9 @@ async def offsets(consumer: Any, count: int) -> list[int]:
 @pytest.mark.parametrize(
     ("start", "stored", "first"), [("earliest", None, 10), ("latest", None, 90), (5, None, 10), ("latest", 42, 42)]
 )
-def test_where_a_group_begins(fake_cluster: Any, start: Start, stored: int | None, first: int) -> None:
+def test_group_starts_at_its_configured_or_stored_offset(
+    fake_cluster: Any, start: Start, stored: int | None, first: int
+) -> None:
     async def work() -> None:
         broker = GroupBroker(90, min_offset=10, stored=stored)
         async with (
@@ -38,7 +40,7 @@ def test_where_a_group_begins(fake_cluster: Any, start: Start, stored: int | Non
     run(work)
 
 
-def test_no_more_is_fetched_than_fits_and_it_goes_on_when_there_is_room(fake_cluster: Any) -> None:
+def test_fetching_stops_at_a_full_buffer_and_resumes(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(1000)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -51,7 +53,7 @@ def test_no_more_is_fetched_than_fits_and_it_goes_on_when_there_is_room(fake_clu
     run(work)
 
 
-def test_a_message_in_work_is_not_committed_when_the_block_fails(fake_cluster: Any) -> None:
+def test_message_in_progress_is_not_committed_if_the_block_fails(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(5)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -65,7 +67,7 @@ def test_a_message_in_work_is_not_committed_when_the_block_fails(fake_cluster: A
     run(work)
 
 
-def test_a_moved_offset_is_followed_and_stored(fake_cluster: Any) -> None:
+def test_stored_offset_below_the_minimum_is_corrected_and_saved(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(60, min_offset=50, stored=3)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -76,7 +78,7 @@ def test_a_moved_offset_is_followed_and_stored(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_an_administrators_reset_drops_what_was_fetched(fake_cluster: Any) -> None:
+def test_offset_reset_drops_buffered_messages(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(100)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -113,7 +115,7 @@ def test_seek_while_the_buffer_is_full_does_not_stall(fake_cluster: Any) -> None
     run(work)
 
 
-def test_tags_are_compared_again_and_what_is_skipped_counts_as_done(fake_cluster: Any) -> None:
+def test_messages_filtered_by_tag_count_as_consumed(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(10)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -124,7 +126,7 @@ def test_tags_are_compared_again_and_what_is_skipped_counts_as_done(fake_cluster
     run(work)
 
 
-def test_a_nack_sends_back_and_acks(fake_cluster: Any) -> None:
+def test_nack_sends_back_and_acknowledges(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(3)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -140,7 +142,7 @@ def test_a_nack_sends_back_and_acks(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_a_group_is_joined_once_and_left(fake_cluster: Any) -> None:
+def test_consumer_joins_and_leaves_its_group_once(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(0)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:

@@ -37,7 +37,7 @@ def taken(buffer: DeliveryBuffer) -> list[int]:
 # ---- delivery queues
 
 
-def test_lanes_take_turns() -> None:
+def test_delivery_queues_are_served_in_turn() -> None:
     buffer = DeliveryBuffer(lambda: None)
     one, two = DeliveryQueue(), DeliveryQueue()
     buffer.put(one, [message(0), message(1), message(2)])
@@ -47,7 +47,7 @@ def test_lanes_take_turns() -> None:
     assert (buffer.count, buffer.bytes) == (0, 0)
 
 
-def test_a_lane_in_order_waits_for_its_message_to_be_settled() -> None:
+def test_ordered_queue_waits_for_its_message_to_be_settled() -> None:
     buffer = DeliveryBuffer(lambda: None)
     ordered, free = DeliveryQueue(in_order=True), DeliveryQueue()
     buffer.put(ordered, [message(0), message(1)])
@@ -57,7 +57,7 @@ def test_a_lane_in_order_waits_for_its_message_to_be_settled() -> None:
     assert taken(buffer) == [1]
 
 
-def test_a_closed_lane_hands_out_nothing_until_it_is_opened() -> None:
+def test_closed_delivery_queue_delivers_nothing_until_reopened() -> None:
     buffer = DeliveryBuffer(lambda: None)
     delivery = DeliveryQueue()
     buffer.put(delivery, [message(0)])
@@ -69,7 +69,7 @@ def test_a_closed_lane_hands_out_nothing_until_it_is_opened() -> None:
     assert taken(buffer) == [0, 1]
 
 
-def test_what_is_discarded_gives_its_room_back() -> None:
+def test_discarded_messages_release_their_buffer_space() -> None:
     rooms = []
     buffer = DeliveryBuffer(lambda: rooms.append(1))
     delivery = DeliveryQueue()
@@ -79,7 +79,7 @@ def test_what_is_discarded_gives_its_room_back() -> None:
     assert taken(buffer) == []
 
 
-def test_a_queue_whose_lock_lapsed_is_not_usable() -> None:
+def test_queue_with_expired_lock_is_not_usable() -> None:
     process_queue = ProcessQueue(QUEUE, 0, in_order=True)
     assert process_queue.is_usable(1e9)
     process_queue.locked_until = 30.0
@@ -90,7 +90,7 @@ def test_a_queue_whose_lock_lapsed_is_not_usable() -> None:
 # ---- local offsets
 
 
-def test_local_offsets_come_back_in_the_next_run(tmp_path: Path) -> None:
+def test_local_offsets_are_loaded_by_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "id" / "g" / "offsets.json"
 
     async def work() -> None:
@@ -133,11 +133,11 @@ async def test_missing_or_torn_offsets_file_falls_back_to_the_older(tmp_path: Pa
 @given(
     st.builds(Receipt, *[st.integers(0, 2**62)] * 4, st.sampled_from("012"), st.just("b-0"), *[st.integers(0, 9)] * 2)
 )
-def test_a_receipt_is_read_as_it_was_written(receipt: Receipt) -> None:
+def test_receipt_round_trips(receipt: Receipt) -> None:
     assert Receipt.parse(receipt.text) == receipt
 
 
-def test_a_receipt_names_the_topic_that_the_message_is_stored_in() -> None:
+def test_receipt_names_the_storage_topic() -> None:
     names = [Receipt.parse(f"7 1000 60000 2 {retry} b 3 9").real_topic("t", "g") for retry in "012"]
     assert names == ["t", "%RETRY%g_t", "%RETRY%g+t"]
     assert Receipt.parse("7 1000 60000 2 0 b 3 9").visible_at == 61000
@@ -149,7 +149,7 @@ def test_a_receipt_names_the_topic_that_the_message_is_stored_in() -> None:
 # ---- statistics
 
 
-def test_rates_are_those_of_the_last_minute() -> None:
+def test_rates_cover_the_last_minute() -> None:
     table = ConsumeStatsTable()
     table.pulled("t", 30, 0.5, 100.0)
     table.pulled("t", 30, 1.5, 101.0)

@@ -213,7 +213,7 @@ class Broken:
 
 @pytest.mark.parametrize("has_begun", [True, False])
 @pytest.mark.parametrize("error", [ZeroDivisionError(), None])
-def test_ack_has_an_outcome_however_its_sender_ends(error: Exception | None, has_begun: bool) -> None:
+def test_ack_has_an_outcome_for_every_end_of_its_sender(error: Exception | None, has_begun: bool) -> None:
     async def work() -> None:
         tasks: list[asyncio.Task[None]] = []
 

@@ -114,7 +114,7 @@ def test_send_in_flight_at_the_death_of_the_master_reaches_its_successor(
 
 
 @pytest.mark.parametrize("code", [2, 14])
-def test_a_member_that_is_not_the_master_any_more_uses_up_no_attempt(code: int) -> None:
+def test_refusal_of_a_former_master_uses_no_attempt(code: int) -> None:
     """A former master may refuse more often than there are attempts until its set has elected another one."""
 
     async def work() -> None:
@@ -129,7 +129,7 @@ def test_a_member_that_is_not_the_master_any_more_uses_up_no_attempt(code: int) 
     run(work)
 
 
-def test_without_a_master_a_send_ends_in_time_and_says_that_nothing_left() -> None:
+def test_send_without_master_times_out_as_not_sent() -> None:
     async def work() -> None:
         async with running(send_ok, send_ok) as broker_set, connect(broker_set.namesrv.address) as client:
             del broker_set.ids[0]
@@ -140,7 +140,7 @@ def test_without_a_master_a_send_ends_in_time_and_says_that_nothing_left() -> No
     run(work)
 
 
-def test_a_refusal_of_a_broker_without_replicas_uses_up_an_attempt() -> None:
+def test_refusal_of_a_broker_without_replicas_uses_an_attempt() -> None:
     async def work() -> None:
         async with running(lambda request: (2 if request.code == 310 else 0, {}, b"")) as broker_set:
             async with connect(broker_set.namesrv.address) as client:
@@ -151,7 +151,7 @@ def test_a_refusal_of_a_broker_without_replicas_uses_up_an_attempt() -> None:
     run(work)
 
 
-def test_the_route_is_asked_for_again_when_a_connection_of_a_broker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_broker_connection_refreshes_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refresh needs no send, so the next send goes to the new master at once."""
 
     async def work() -> None:
@@ -182,9 +182,7 @@ async def freeze(client: AsyncClient, master: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("what", ["send", "pull", "pop"])
-def test_who_waits_for_a_master_that_is_frozen_turns_to_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_request_to_a_frozen_master_moves_to_its_successor(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """The request moves as soon as the name servers report the new master, long before its own timeout."""
     for module in (producer_module, pull_module, pop_module):
         monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
@@ -212,7 +210,7 @@ def test_who_waits_for_a_master_that_is_frozen_turns_to_the_next_one(
     run(work)
 
 
-def test_a_slow_master_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_master_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_module, "_PATIENCE_S", 0.01)
 
     async def work() -> None:
@@ -229,7 +227,7 @@ def test_a_slow_master_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     run(work)
 
 
-def test_a_replica_that_becomes_master_hears_of_its_producers_at_once() -> None:
+def test_new_master_gets_a_heartbeat_of_its_producers_at_once() -> None:
     """The heartbeat uses the open connection. The new master may have to check transactions of the producers."""
 
     async def work() -> None:
@@ -278,7 +276,7 @@ def pulls(broker_set: BrokerSet) -> list[int]:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_reader_goes_where_it_is_sent_and_comes_back(missing: bool) -> None:
+def test_pull_follows_the_suggested_member_and_returns(missing: bool) -> None:
     """If the suggested member does not exist, the next one is used, as by RocketMQ clients."""
 
     async def work() -> None:
@@ -298,7 +296,7 @@ def test_a_reader_goes_where_it_is_sent_and_comes_back(missing: bool) -> None:
     run(work)
 
 
-def test_a_replica_that_cannot_be_read_from_is_left_for_the_master() -> None:
+def test_failed_read_from_a_replica_returns_to_the_master() -> None:
     async def work() -> None:
         async with running(reads(1), reads(1, code=2)) as broker_set, session_of(broker_set) as session:
             puller = Puller(session)
@@ -311,7 +309,7 @@ def test_a_replica_that_cannot_be_read_from_is_left_for_the_master() -> None:
     run(work)
 
 
-def test_while_no_master_is_known_replicas_are_read_from_in_turn() -> None:
+def test_replicas_are_read_in_turn_without_a_master() -> None:
     async def work() -> None:
         async with running(reads(0), reads(0, code=2), reads(0)) as broker_set, session_of(broker_set) as session:
             await broker_set.members[0].stop()
@@ -361,7 +359,7 @@ def stores(host: tuple[str, int]) -> Handler:
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named: bool) -> None:
+def test_message_of_a_lost_broker_is_found_at_other_members(is_named: bool) -> None:
     """The message is found by id and by key, even if the name servers no longer list the storing broker."""
 
     async def work() -> None:
@@ -383,7 +381,7 @@ def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named
     run(work)
 
 
-def test_another_message_at_the_place_that_an_id_names_is_not_the_one() -> None:
+def test_message_id_of_a_former_log_is_not_found() -> None:
     """The storing broker was reset and has a new log."""
 
     async def work() -> None:
@@ -397,7 +395,7 @@ def test_another_message_at_the_place_that_an_id_names_is_not_the_one() -> None:
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_who_can_not_be_asked_for_a_message_keeps_nobody_else_from_it(is_named: bool) -> None:
+def test_unreachable_broker_does_not_block_a_message_query(is_named: bool) -> None:
     """If no reachable broker has the message, the result is an error rather than "not found"."""
 
     async def work() -> None:
@@ -428,7 +426,7 @@ def refuses(code: int, request_code: int) -> Handler:
 
 
 @pytest.mark.parametrize("how", ["refused", "dead", "silent"])
-def test_an_acknowledgement_reaches_the_next_master(how: str) -> None:
+def test_acknowledgement_reaches_the_next_master(how: str) -> None:
     """Otherwise, the message would be redelivered. A repeated acknowledgement is harmless."""
     handler = {"refused": refuses(2, 200051), "dead": send_ok, "silent": silent}[how]
 
@@ -480,7 +478,7 @@ def test_request_that_must_not_repeat_is_sent_once() -> None:
     run(work)
 
 
-def test_who_closes_the_client_meanwhile_waits_for_no_master() -> None:
+def test_close_does_not_wait_for_a_master() -> None:
     async def work() -> None:
         async with running(refuses(2, 200051), send_ok) as broker_set, session_of(broker_set, timeout=600) as session:
             acking = asyncio.create_task(Popper(session, "g").ack(QUEUE, RECEIPT))
@@ -492,7 +490,7 @@ def test_who_closes_the_client_meanwhile_waits_for_no_master() -> None:
     run(work)
 
 
-def test_the_time_of_a_whole_call_bounds_each_of_its_tries() -> None:
+def test_call_timeout_bounds_each_attempt() -> None:
     async def work() -> None:
         async with (
             running(silent, silent) as broker_set,
@@ -534,7 +532,7 @@ def test_busy_broker_makes_its_route_doubtful_only_with_replicas(
     run(work)
 
 
-def test_without_replicas_a_refusal_of_a_master_is_told_at_once() -> None:
+def test_refusal_of_a_master_without_replicas_is_raised_at_once() -> None:
     async def work() -> None:
         async with running(refuses(2, 200051)) as broker_set, session_of(broker_set) as session:
             with pytest.raises(BrokerError):
@@ -547,7 +545,7 @@ def test_without_replicas_a_refusal_of_a_master_is_told_at_once() -> None:
 # ---- committed offsets
 
 
-def test_a_position_is_stored_at_the_master_or_not_at_all() -> None:
+def test_offset_is_committed_only_at_the_master() -> None:
     """A commit to a replica would be lost and not repeated."""
 
     async def work() -> None:
@@ -668,7 +666,7 @@ def test_commit_to_the_old_master_is_repeated_at_one_elected_meanwhile() -> None
     run(work)
 
 
-def test_a_consumer_whose_broker_became_a_slave_finds_the_new_master() -> None:
+def test_consumer_of_a_demoted_broker_finds_the_new_master() -> None:
     async def work() -> None:
         async with running(GroupBroker(5), GroupBroker(5)) as broker_set:
             old, new = broker_set.members
@@ -691,7 +689,7 @@ def test_a_consumer_whose_broker_became_a_slave_finds_the_new_master() -> None:
 # ---- routes
 
 
-def test_a_route_has_queues_to_write_to_where_there_is_a_master() -> None:
+def test_route_has_write_queues_only_with_a_master() -> None:
     def broker(name: str, *ids: int) -> dict[str, object]:
         return {"brokerName": name, "cluster": "c", "brokerAddrs": {str(number): f"h:{number}" for number in ids}}
 

@@ -24,7 +24,7 @@ RETRY = MessageQueue("%RETRY%g", "b0", 0)
 # ---- locks
 
 
-def test_a_queue_whose_lock_is_refused_is_not_read(fake_cluster: Any) -> None:
+def test_queue_with_refused_lock_is_not_read(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(5)
         broker.locks_are = "refused"
@@ -40,7 +40,7 @@ def test_a_queue_whose_lock_is_refused_is_not_read(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_a_lock_that_another_member_got_ends_the_queue_without_a_commit(fake_cluster: Any) -> None:
+def test_queue_locked_by_another_member_is_dropped_without_a_commit(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(5)
         async with (
@@ -64,7 +64,7 @@ def test_a_lock_that_another_member_got_ends_the_queue_without_a_commit(fake_clu
     run(work)
 
 
-def test_without_an_answer_a_lock_counts_until_its_time_is_over(fake_cluster: Any) -> None:
+def test_lock_stays_valid_until_expiry_if_its_renewal_fails(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(5)
         async with (
@@ -91,7 +91,7 @@ def test_without_an_answer_a_lock_counts_until_its_time_is_over(fake_cluster: An
     run(work)
 
 
-def test_a_member_in_order_gives_its_locks_back(fake_cluster: Any) -> None:
+def test_ordered_consumer_releases_its_locks(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(0)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -105,7 +105,7 @@ def test_a_member_in_order_gives_its_locks_back(fake_cluster: Any) -> None:
 # ---- redelivery
 
 
-def test_in_order_the_last_nack_needs_no_route_of_the_retry_topic(fake_cluster: Any) -> None:
+def test_last_nack_in_order_needs_no_route_of_the_retry_topic(fake_cluster: Any) -> None:
     """Name servers may not have the route of %RETRY%g yet, so the copy is sent to the broker of the message."""
 
     async def work() -> None:
@@ -132,7 +132,7 @@ def test_in_order_the_last_nack_needs_no_route_of_the_retry_topic(fake_cluster: 
     run(work)
 
 
-def test_the_copy_for_the_retry_topic_says_where_it_comes_from(fake_cluster: Any) -> None:
+def test_retry_copy_has_its_origin_properties(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(1)
         broker.refused = {36}
@@ -152,7 +152,7 @@ def test_the_copy_for_the_retry_topic_says_where_it_comes_from(fake_cluster: Any
     run(work)
 
 
-def test_a_message_that_nobody_takes_back_stays_open_and_comes_again_here(
+def test_message_that_cannot_be_sent_back_is_redelivered_locally(
     fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settlement, "_LOCAL_REDELIVERY_S", 0.01)
@@ -178,7 +178,7 @@ def test_a_message_that_nobody_takes_back_stays_open_and_comes_again_here(
 # ---- offsets and limits
 
 
-def test_where_a_new_group_began_is_stored_before_its_first_message(fake_cluster: Any) -> None:
+def test_start_offset_of_a_new_group_is_committed_at_once(fake_cluster: Any) -> None:
     """Otherwise, the group would start at the end again after a restart and skip messages."""
 
     async def work() -> None:
@@ -191,7 +191,7 @@ def test_where_a_new_group_began_is_stored_before_its_first_message(fake_cluster
     run(work)
 
 
-def test_no_more_of_a_queue_is_fetched_than_its_own_bound(fake_cluster: Any) -> None:
+def test_fetching_of_a_queue_stops_at_its_buffer_limit(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(1000)
         async with (
@@ -218,7 +218,7 @@ def test_no_more_of_a_queue_is_fetched_than_its_own_bound(fake_cluster: Any) -> 
     run(work)
 
 
-def test_a_reset_may_come_as_the_list_that_cpp_tools_cause(fake_cluster: Any) -> None:
+def test_offset_reset_accepts_the_list_form_of_cpp_tools(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(100)
         async with (
@@ -236,7 +236,7 @@ def test_a_reset_may_come_as_the_list_that_cpp_tools_cause(fake_cluster: Any) ->
     run(work)
 
 
-def test_a_message_for_a_member_that_asks_by_itself_is_refused(fake_cluster: Any) -> None:
+def test_direct_consume_request_to_lite_pull_consumer_is_refused(fake_cluster: Any) -> None:
     async def work() -> None:
         async with (
             fake_cluster(GroupBroker(0)) as cluster,

@@ -77,7 +77,7 @@ def test_close_waits_for_the_handler_and_commits_before_it_leaves(fake_cluster: 
     run(work)
 
 
-def test_a_handler_may_close_its_consumer_and_its_message_is_acknowledged(fake_cluster: Any) -> None:
+def test_handler_that_closes_its_consumer_gets_its_message_acknowledged(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(5)
         seen: list[int] = []
@@ -148,7 +148,7 @@ def test_cancelled_caller_of_close_does_not_stop_it(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_a_task_that_waits_for_a_message_hears_of_the_close_at_once(fake_cluster: Any) -> None:
+def test_waiting_receive_ends_at_close(fake_cluster: Any) -> None:
     async def work() -> None:
         handler = Handler()
         async with fake_cluster(GroupBroker(1)) as cluster, connect(cluster.namesrv.address) as client:
@@ -227,7 +227,7 @@ def test_cancelled_join_leaves_the_group(
 # ---- cancelled nacks
 
 
-def test_a_nack_whose_caller_gives_up_is_finished_once(fake_cluster: Any) -> None:
+def test_cancelled_nack_is_completed_once(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(2)
         broker.silent = {SEND_BACK}
@@ -299,7 +299,7 @@ def test_cancelled_nack_of_a_pop_in_order_returns_all_that_follow(fake_cluster: 
 # ---- failed acks, automatic acks
 
 
-def test_a_failed_ack_does_not_end_a_pop_consumers_run(fake_cluster: Any) -> None:
+def test_failed_ack_does_not_end_the_run_of_a_pop_consumer(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = PopBroker(3)
         broker.refused = {ACK}
@@ -369,7 +369,7 @@ async def by_iteration(consumer: Consumer) -> Received:
 
 
 @pytest.mark.parametrize("ask", [by_wait_for, by_a_task, by_a_task_that_iterates, by_iteration])
-def test_iteration_by_way_of_a_task_acknowledges_as_well(
+def test_iteration_through_a_task_acknowledges(
     fake_cluster: Any, ask: Callable[[Consumer], Awaitable[Received]]
 ) -> None:
     async def work() -> None:
@@ -514,7 +514,7 @@ def in_a_thread(fake_cluster: Any, broker: GroupBroker, use: Callable[[sync.Clie
     run(work)
 
 
-def test_a_handler_in_a_thread_may_close_its_consumer(fake_cluster: Any) -> None:
+def test_handler_in_a_thread_can_close_its_consumer(fake_cluster: Any) -> None:
     broker = GroupBroker(5)
 
     def use(client: sync.Client) -> None:
@@ -620,7 +620,7 @@ def test_closing_the_client_ends_the_calls_of_other_threads(
     run(work)
 
 
-def test_a_thread_that_iterates_ends_when_another_closes_the_client(fake_cluster: Any) -> None:
+def test_iterating_thread_ends_when_the_client_is_closed(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster(GroupBroker(1)) as cluster:
             client = await asyncio.to_thread(sync.connect, cluster.namesrv.address)

@@ -40,7 +40,7 @@ def popping(fake_cluster: Any) -> Callable[..., None]:
     return start
 
 
-def test_the_retry_topic_is_pulled_and_all_else_is_popped(popping: Any) -> None:
+def test_retry_topic_is_pulled_and_other_topics_are_popped(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         assert consumer.assigned == [MessageQueue("t", "b0", 0)]
         assert consumer.source.positions(RETRY.topic) == {RETRY: 0}
@@ -48,7 +48,7 @@ def test_the_retry_topic_is_pulled_and_all_else_is_popped(popping: Any) -> None:
     popping(RetryBroker(0), work)
 
 
-def test_only_what_was_settled_is_committed_at_the_end(popping: Any) -> None:
+def test_only_settled_messages_are_committed_at_close(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         first, second = await consumer.receive(), await consumer.receive()
         assert first is not None
@@ -72,7 +72,7 @@ def test_message_with_a_delay_is_redelivered_after_it(popping: Any) -> None:
     popping(RetryBroker(1), work)
 
 
-def test_what_is_held_beyond_the_hold_limit_is_sent_back(popping: Any) -> None:
+def test_message_held_beyond_the_hold_limit_is_sent_back(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         message = await consumer.receive()
         assert message is not None
@@ -85,7 +85,7 @@ def test_what_is_held_beyond_the_hold_limit_is_sent_back(popping: Any) -> None:
     assert [sent["offset"] for sent in broker.sent_back] == ["0"]
 
 
-def test_no_more_is_pulled_than_may_be_buffered(popping: Any) -> None:
+def test_pulling_stops_at_the_buffer_limit(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         for offset in range(100):
             assert await offset_of_next(consumer) == offset
@@ -94,7 +94,7 @@ def test_no_more_is_pulled_than_may_be_buffered(popping: Any) -> None:
     popping(RetryBroker(100), work, max_buffered=32)
 
 
-def test_an_offset_out_of_range_and_an_administrators_reset_are_followed(popping: Any) -> None:
+def test_offset_correction_and_reset_are_followed(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         assert await offset_of_next(consumer) == 50
         await consumer.source.reset({RETRY: 57, MessageQueue("t", "b0", 0): 3})

@@ -27,7 +27,7 @@ def drafts(**changes: Any) -> Drafts:
 
 
 @pytest.mark.parametrize("vector", VECTORS["hashes"], ids=lambda vector: repr(vector["key"]))
-def test_a_key_goes_to_the_queue_that_the_java_client_takes(vector: dict[str, Any]) -> None:
+def test_select_by_hash_chooses_the_queue_of_the_java_client(vector: dict[str, Any]) -> None:
     assert java_hash(vector["key"]) == vector["hash"]
     select = select_by_hash(vector["key"])
     chosen = [select([MessageQueue("t", "b", at) for at in range(n)], MESSAGE).queue_id for n in (1, 4, 7, 8, 16)]
@@ -35,7 +35,7 @@ def test_a_key_goes_to_the_queue_that_the_java_client_takes(vector: dict[str, An
 
 
 @pytest.mark.parametrize("topic", ["", " ", "a b", "t" * 128, "ä", "a/b", "SCHEDULE_TOPIC_XXXX", "OFFSET_MOVED_EVENT"])
-def test_a_topic_that_no_broker_takes_messages_for_is_refused(topic: str) -> None:
+def test_topic_that_accepts_no_messages_is_refused(topic: str) -> None:
     with pytest.raises(ClientError):
         check_topic(topic)
     with pytest.raises(ClientError):
@@ -44,7 +44,7 @@ def test_a_topic_that_no_broker_takes_messages_for_is_refused(topic: str) -> Non
         drafts().batch(topic, [b"x"])
 
 
-def test_names_of_topics_and_groups_are_rocketmqs() -> None:
+def test_topic_and_group_names_follow_rocketmq_rules() -> None:
     check_topic("%RETRY%a|b_c-D9" + "t" * 112)
     check_group("g" * 255)
     for group in ("", "g" * 256, "a.b"):
@@ -53,18 +53,18 @@ def test_names_of_topics_and_groups_are_rocketmqs() -> None:
 
 
 @pytest.mark.parametrize("name", ["KEYS", "DELAY", "UNIQ_KEY", "PGROUP", "TIMER_DELIVER_MS", "", " ", "a\x01"])
-def test_a_property_of_the_systems_is_not_the_applications(name: str) -> None:
+def test_reserved_property_is_refused(name: str) -> None:
     with pytest.raises(ClientError):
         message_to_send("t", b"x", properties={name: "v"})
 
 
 @pytest.mark.parametrize("value", ["", " ", "a\x02b"])
-def test_a_property_has_a_value_without_separators(value: str) -> None:
+def test_property_value_must_not_have_separators(value: str) -> None:
     with pytest.raises(ClientError):
         message_to_send("t", b"x", properties={"n": value})
 
 
-def test_a_body_is_neither_empty_nor_too_long() -> None:
+def test_empty_and_too_long_bodies_are_refused() -> None:
     small = drafts(max_message_size=10)
     small.single(message_to_send("t", b"x" * 10))
     for body in (b"", b"x" * 11):
@@ -75,7 +75,7 @@ def test_a_body_is_neither_empty_nor_too_long() -> None:
         small.batch("t", [b"x"])  # with its lengths and properties the batch is longer
 
 
-def test_a_delay_is_said_once() -> None:
+def test_only_one_kind_of_delay_is_accepted() -> None:
     assert timing() == {}
     assert timing(delay_level=3) == {"DELAY": "3"}
     assert timing(delay=1.5) == {"TIMER_DELAY_MS": "1500"}
@@ -88,7 +88,7 @@ def test_a_delay_is_said_once() -> None:
 
 
 @pytest.mark.parametrize(("kind", "flag"), [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)])
-def test_a_large_body_is_compressed_and_says_how(kind: str, flag: int) -> None:
+def test_large_body_is_compressed_and_flagged(kind: str, flag: int) -> None:
     making = drafts(compress_type=kind)
     large = making.single(message_to_send("t", b"z" * 4096))
     assert (large.sys_flag, len(large.body) < 200) == (flag, True)
@@ -98,6 +98,6 @@ def test_a_large_body_is_compressed_and_says_how(kind: str, flag: int) -> None:
     assert bytes_to_properties(small.properties.encode()) == {"a": "b", "UNIQ_KEY": "ID", "WAIT": "true"}
 
 
-def test_an_unknown_compression_is_refused() -> None:
+def test_unknown_compression_is_refused() -> None:
     with pytest.raises(ClientError, match="zlib, lz4, zstd"):
         compress(b"x", "rar", 5)

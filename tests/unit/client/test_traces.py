@@ -51,14 +51,14 @@ def sent(noted: Traces, *, answer: dict[str, str] | None = None, **changes: Any)
 # ---- format
 
 
-def test_a_send_is_one_line_in_rocketmqs_order_of_fields() -> None:
+def test_send_trace_has_the_field_order_of_rocketmq() -> None:
     noted = traces()
     sent(noted, answer={"MSG_REGION": "north"})
     fields = "Pub 997 north G t ID T k1_k2 1.2.3.4:10911 3 3 0 OFFSET-ID true"
     assert lines(noted) == [[field.replace("_", " ") for field in fields.split()]]
 
 
-def test_what_is_missing_is_null() -> None:
+def test_missing_trace_field_is_written_as_null() -> None:
     """The Java reader splits lines and would lose an empty last field."""
     noted = traces()
     ConsumeTraces(noted, "G").begun(Message("t", b"abc", queue=QUEUE, queue_offset=5, msg_id="ID"))
@@ -68,13 +68,13 @@ def test_what_is_missing_is_null() -> None:
 @pytest.mark.parametrize(
     ("changes", "kind"), [({"sys_flag": 4}, "1"), ({"properties": "DELAY\x013\x02"}, "3"), ({"sys_flag": 1}, "0")]
 )
-def test_half_and_delayed_messages_are_told_apart(changes: dict[str, Any], kind: str) -> None:
+def test_trace_distinguishes_half_and_delayed_messages(changes: dict[str, Any], kind: str) -> None:
     noted = traces()
     sent(noted, **changes)
     assert lines(noted)[0][11] == kind
 
 
-def test_each_message_of_a_batch_has_its_line() -> None:
+def test_each_message_of_a_batch_has_its_trace_line() -> None:
     noted = traces()
     sent(noted, msg_id="ID1,ID2")
     assert [line[5] for line in lines(noted)] == ["ID1", "ID2"]
@@ -83,7 +83,7 @@ def test_each_message_of_a_batch_has_its_line() -> None:
 @pytest.mark.parametrize(
     ("how", "success"), [(Ended.SUCCESS, "true"), (Ended.TIME_OUT, "true"), (Ended.FAILED, "false")]
 )
-def test_a_consumption_is_two_lines_with_one_request_id(how: Ended, success: str) -> None:
+def test_consumption_is_traced_in_two_lines_with_one_request_id(how: Ended, success: str) -> None:
     noted = traces()
     consuming = ConsumeTraces(noted, "G")
     consuming.begun(RECEIVED)
@@ -95,7 +95,7 @@ def test_a_consumption_is_two_lines_with_one_request_id(how: Ended, success: str
     ]
 
 
-def test_brokers_and_producers_may_forbid_it() -> None:
+def test_traces_can_be_disabled_by_broker_and_producer() -> None:
     noted = traces()
     sent(noted, answer={"TRACE_ON": "false"})
     sent(noted, topic=TRACE_TOPIC)
@@ -108,7 +108,7 @@ def test_brokers_and_producers_may_forbid_it() -> None:
 # ---- bounds
 
 
-def test_what_finds_the_buffer_full_is_dropped_and_counted() -> None:
+def test_traces_beyond_the_buffer_are_dropped_and_counted() -> None:
     noted = traces()
     for number in range(BUFFER_MAX + 3):
         noted.add(Trace(f"{number}\x02", ()))
@@ -116,7 +116,7 @@ def test_what_finds_the_buffer_full_is_dropped_and_counted() -> None:
     assert lines(noted)[-1] == [str(BUFFER_MAX - 1)]
 
 
-def test_messages_that_are_never_settled_are_forgotten_in_the_end() -> None:
+def test_traces_of_unsettled_messages_are_dropped_eventually() -> None:
     noted = traces()
     consuming = ConsumeTraces(noted, "G")
     for offset in range(BUFFER_MAX + 1):
@@ -127,7 +127,7 @@ def test_messages_that_are_never_settled_are_forgotten_in_the_end() -> None:
     assert (noted.dropped, [line[0] for line in lines(noted)]) == (1, ["SubAfter"])
 
 
-def test_a_message_of_traces_fits_into_what_brokers_take() -> None:
+def test_trace_messages_respect_the_size_limit() -> None:
     noted = traces()
     for _ in range(BATCH + 1):
         noted.add(Trace("x\x02", ("k" * 9_000,)))
@@ -167,7 +167,7 @@ def test_nothing_is_traced_unless_asked_for(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_twenty_traces_do_not_wait_for_the_clock(fake_cluster: Any) -> None:
+def test_full_trace_batch_is_sent_without_waiting(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address, trace=True) as client:
             await asyncio.gather(*(client.send("t", b"x") for _ in range(BATCH)))
@@ -177,9 +177,7 @@ def test_twenty_traces_do_not_wait_for_the_clock(fake_cluster: Any) -> None:
     run(work)
 
 
-def test_a_broker_that_takes_no_traces_neither_fails_nor_holds_up_a_send(
-    fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_trace_sends_do_not_affect_message_sends(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_sender, "_CLOSE_S", 0.05)
     behaviour: dict[str, Answer] = {"traces": None}  # silence
 
@@ -202,7 +200,7 @@ def test_a_broker_that_takes_no_traces_neither_fails_nor_holds_up_a_send(
     run(work)
 
 
-def test_traces_are_read_back_by_the_names_of_their_fields() -> None:
+def test_traces_are_parsed_into_named_fields() -> None:
     noted = traces()
     sent(noted)
     (line,) = [one.line for one in noted.take()]

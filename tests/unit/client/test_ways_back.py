@@ -78,7 +78,7 @@ def test_verdict_on_an_administrators_message_is_returned(
 
 
 @DELIVERING
-def test_a_message_of_nobody_is_refused(fake_cluster: Any, kind: str) -> None:
+def test_message_of_another_consumer_cannot_be_settled(fake_cluster: Any, kind: str) -> None:
     async def work() -> None:
         async with (
             fake_cluster(PopBroker(1)) as cluster,
@@ -118,7 +118,7 @@ def test_expired_message_is_late_in_traces_of_both_consumers(fake_cluster: Any) 
     run(work)
 
 
-def test_a_hold_limit_of_nothing_is_refused(fake_cluster: Any) -> None:
+def test_hold_limit_of_zero_is_refused(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(ClientError, match="hold_limit must be more than 0 s"):

@@ -30,11 +30,11 @@ async def failure(*, tls: ssl.SSLContext | bool) -> Exception:
         server.close()
 
 
-def test_tls_client_at_a_plain_port_is_told_to_try_without_tls() -> None:
+def test_tls_error_at_a_plain_port_suggests_no_tls() -> None:
     assert "--no-tls" in str(asyncio.run(failure(tls=ssl.create_default_context())))
 
 
-def test_plain_client_at_a_tls_port_is_told_to_try_tls() -> None:
+def test_plain_text_error_at_a_tls_port_suggests_tls() -> None:
     assert "--tls-ca FILE" in str(asyncio.run(failure(tls=False)))
 
 

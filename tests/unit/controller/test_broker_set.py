@@ -25,7 +25,7 @@ VALUE = BrokerSet(
 FIELDS: dict[str, Any] = json.loads(encode(VALUE))
 
 
-def test_the_value_is_the_json_that_the_head_of_the_file_shows() -> None:
+def test_broker_set_encodes_to_documented_json() -> None:
     assert FIELDS == {
         "version": 1,
         "cluster": "c",
@@ -80,18 +80,18 @@ def test_the_value_is_the_json_that_the_head_of_the_file_shows() -> None:
         {"later": 1},
     ],
 )
-def test_a_value_that_breaks_a_rule_or_is_of_another_version_is_refused(damage: dict[str, Any]) -> None:
+def test_decode_rejects_invalid_fields_and_other_versions(damage: dict[str, Any]) -> None:
     with pytest.raises(DamagedBrokerSet):
         decode(json.dumps({**FIELDS, **damage}).encode())
 
 
 @pytest.mark.parametrize("missing", sorted(FIELDS))
-def test_a_value_without_one_of_its_fields_is_refused(missing: str) -> None:
+def test_decode_rejects_missing_field(missing: str) -> None:
     with pytest.raises(DamagedBrokerSet):
         decode(json.dumps({name: value for name, value in FIELDS.items() if name != missing}).encode())
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b"\xff", b"null", encode(VALUE)[:-1], b"[" * 100_000])
-def test_what_is_no_value_at_all_is_refused(value: bytes) -> None:
+def test_decode_rejects_malformed_bytes(value: bytes) -> None:
     with pytest.raises(DamagedBrokerSet):
         decode(value)

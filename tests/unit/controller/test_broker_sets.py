@@ -163,7 +163,7 @@ def run(work: Callable[[World], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_what_another_controller_wrote_meanwhile_is_decided_on_anew() -> None:
+def test_decision_is_repeated_after_a_write_of_another_controller() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
 
@@ -184,7 +184,7 @@ def test_what_another_controller_wrote_meanwhile_is_decided_on_anew() -> None:
     run(work)
 
 
-def test_a_set_that_others_change_all_the_time_is_given_up_and_nothing_is_told() -> None:
+def test_permanent_write_conflict_returns_busy_and_notifies_no_broker() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
 
@@ -202,7 +202,7 @@ def test_a_set_that_others_change_all_the_time_is_given_up_and_nothing_is_told()
     run(work)
 
 
-def test_two_changes_of_one_set_take_turns() -> None:
+def test_concurrent_elections_of_one_set_write_once() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         writes = world.register.writes
@@ -214,7 +214,7 @@ def test_two_changes_of_one_set_take_turns() -> None:
     run(work)
 
 
-def test_an_election_whose_write_was_not_answered_is_told_to_nobody_and_found_by_the_next() -> None:
+def test_election_with_lost_write_answer_is_found_by_the_next_request() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         world.liveness.closed("connection 1")
@@ -230,7 +230,7 @@ def test_an_election_whose_write_was_not_answered_is_told_to_nobody_and_found_by
     run(work)
 
 
-def test_who_died_while_it_was_asked_is_not_elected() -> None:
+def test_candidate_that_disconnects_during_its_query_is_not_elected() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2, 3)
         world.liveness.closed("connection 1")
@@ -243,7 +243,7 @@ def test_who_died_while_it_was_asked_is_not_elected() -> None:
     run(work)
 
 
-def test_a_master_that_is_cleared_is_soon_followed_by_another() -> None:
+def test_cleared_master_is_replaced_at_once() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         await world.sets.carry_out(RegisterBroker("c", "b", 1, "h1:1", "a new incarnation", 1, "p"))
@@ -255,7 +255,7 @@ def test_a_master_that_is_cleared_is_soon_followed_by_another() -> None:
     run(work)
 
 
-def test_a_master_that_another_controller_hears_is_not_dead() -> None:
+def test_master_heard_by_another_controller_is_alive() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         world.others.hear = {1: [Report(0)]}
@@ -270,7 +270,7 @@ def test_a_master_that_another_controller_hears_is_not_dead() -> None:
     run(work)
 
 
-def test_the_others_are_told_who_is_gone_before_it_is_read_what_they_say() -> None:
+def test_disconnect_is_published_before_other_reports_are_read() -> None:
     """If two controllers lose a broker, the second to publish it sees no live report, so at least one elects."""
 
     async def work(world: World) -> None:
@@ -284,7 +284,7 @@ def test_the_others_are_told_who_is_gone_before_it_is_read_what_they_say() -> No
     run(work)
 
 
-def test_the_others_are_told_of_a_set_until_they_know_that_nobody_of_it_is_left() -> None:
+def test_tell_others_publishes_an_emptied_set_once() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         await world.sets.tell_others()
@@ -300,7 +300,7 @@ def test_the_others_are_told_of_a_set_until_they_know_that_nobody_of_it_is_left(
     run(work)
 
 
-def test_a_register_that_was_set_back_elects_nobody_and_is_frozen() -> None:
+def test_register_set_back_freezes_the_set_and_blocks_elections() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         world.register.had = replace(world.value, master_epoch=6, sync_state_set_epoch=9)
@@ -312,7 +312,7 @@ def test_a_register_that_was_set_back_elects_nobody_and_is_frozen() -> None:
     run(work)
 
 
-def test_a_value_that_is_damaged_keeps_back_no_other_set_and_is_told() -> None:
+def test_scan_covers_other_sets_and_raises_for_damaged_value() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         world.liveness.closed("connection 1")
@@ -324,7 +324,7 @@ def test_a_value_that_is_damaged_keeps_back_no_other_set_and_is_told() -> None:
     run(work)
 
 
-def test_a_scan_reads_no_set_alone_whose_master_lives() -> None:
+def test_scan_reads_the_register_once_if_the_master_is_alive() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         world.register.reads = 0
@@ -335,7 +335,7 @@ def test_a_scan_reads_no_set_alone_whose_master_lives() -> None:
     run(work)
 
 
-def test_what_a_forgotten_broker_said_is_forgotten_with_it() -> None:
+def test_clean_removes_the_reports_of_the_removed_brokers() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         await world.sets.carry_out(CleanBrokerData("b", "2", clean_living=True))
@@ -347,7 +347,7 @@ def test_what_a_forgotten_broker_said_is_forgotten_with_it() -> None:
     run(work)
 
 
-def test_a_set_of_which_the_others_can_not_be_told_keeps_back_no_other() -> None:
+def test_failed_publication_of_one_set_does_not_block_other_sets() -> None:
     async def work(world: World) -> None:
         names = [f"b{number}" for number in range(5)]
         for name in names:
@@ -362,7 +362,7 @@ def test_a_set_of_which_the_others_can_not_be_told_keeps_back_no_other() -> None
     run(work)
 
 
-def test_a_master_that_hung_up_is_replaced_though_the_others_can_not_be_told() -> None:
+def test_disconnected_master_is_replaced_if_publication_fails() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         world.liveness.closed("connection 1")
@@ -374,7 +374,7 @@ def test_a_master_that_hung_up_is_replaced_though_the_others_can_not_be_told() -
     run(work)
 
 
-def test_a_set_that_is_not_told_of_in_time_lets_the_others_go_before_it() -> None:
+def test_slow_publication_of_one_set_does_not_delay_other_sets() -> None:
     async def work(world: World) -> None:
         for name in ("a", "b", "c"):
             world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
@@ -396,7 +396,7 @@ def test_a_set_that_is_not_told_of_in_time_lets_the_others_go_before_it() -> Non
     run(work)
 
 
-def test_a_set_that_can_not_be_scanned_keeps_back_no_election_behind_it() -> None:
+def test_failed_scan_of_one_set_does_not_block_elections_of_others() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
         world.liveness.closed("connection 1")

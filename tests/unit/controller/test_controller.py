@@ -51,7 +51,7 @@ async def master_is(asker: Broker, broker: Broker) -> None:
     await until(holds, f"broker {broker.id} is master")
 
 
-def test_answers_have_the_fields_and_bodies_of_rocketmqs(tmp_path: Path) -> None:
+def test_answers_have_rocketmq_fields_and_bodies(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
         await a.open()
@@ -109,7 +109,7 @@ def test_answers_have_the_fields_and_bodies_of_rocketmqs(tmp_path: Path) -> None
     run(tmp_path, work)
 
 
-def test_a_master_that_hangs_up_is_replaced_and_the_new_one_is_told(tmp_path: Path) -> None:
+def test_disconnected_master_is_replaced_and_new_master_notified(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
         await in_sync(a, b)
@@ -130,7 +130,7 @@ def test_a_master_that_hangs_up_is_replaced_and_the_new_one_is_told(tmp_path: Pa
     run(tmp_path, work)
 
 
-def test_a_master_that_fell_silent_is_replaced_and_hung_up_on(tmp_path: Path) -> None:
+def test_silent_master_is_replaced_and_disconnected(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async def work(server: ControllerManager) -> None:
@@ -151,7 +151,7 @@ def test_a_master_that_fell_silent_is_replaced_and_hung_up_on(tmp_path: Path) ->
     run(tmp_path, work, clock=clock)
 
 
-async def test_a_controller_that_stops_takes_nobody_for_dead_because_it_hangs_up_itself(tmp_path: Path) -> None:
+async def test_controller_shutdown_does_not_trigger_an_election(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async with controlling(tmp_path, clock) as server:
@@ -164,7 +164,7 @@ async def test_a_controller_that_stops_takes_nobody_for_dead_because_it_hangs_up
         await closed(a, b, c)
 
 
-async def test_a_controller_that_begins_anew_waits_for_a_master_that_it_has_not_heard_yet(tmp_path: Path) -> None:
+async def test_restarted_controller_waits_for_heartbeat_of_master(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async with controlling(tmp_path, clock) as server:
@@ -184,7 +184,7 @@ async def test_a_controller_that_begins_anew_waits_for_a_master_that_it_has_not_
         await closed(a, b)
 
 
-def test_a_controller_that_stood_still_takes_nobody_for_dead_whom_it_could_not_hear(tmp_path: Path) -> None:
+def test_suspended_controller_waits_for_brokers_it_could_not_hear(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async def work(server: ControllerManager) -> None:
@@ -209,7 +209,7 @@ def test_a_controller_that_stood_still_takes_nobody_for_dead_whom_it_could_not_h
     run(tmp_path, work, clock=clock)
 
 
-def test_after_a_standstill_nobody_is_hung_up_on_before_what_it_said_is_read(tmp_path: Path) -> None:
+def test_suspension_closes_no_connection_before_its_heartbeat_is_read(tmp_path: Path) -> None:
     """A request, the pulse and the scan may each be the first to detect the suspension."""
     clock = ManualClock()
 
@@ -233,7 +233,7 @@ def test_after_a_standstill_nobody_is_hung_up_on_before_what_it_said_is_read(tmp
 
 
 @pytest.mark.parametrize("old_id", [1, 2])
-def test_who_asks_first_is_not_elected_before_those_who_know_of_the_set_have_told(tmp_path: Path, old_id: int) -> None:
+def test_first_election_is_refused_if_old_brokers_report_epochs(tmp_path: Path, old_id: int) -> None:
     """The register was lost with all controllers, and a new broker connects before the old ones."""
     clock = ManualClock()
 
@@ -262,7 +262,7 @@ class LoopClock(ManualClock):
         return asyncio.get_running_loop().time()
 
 
-def test_who_asks_too_early_for_a_first_election_is_answered_when_it_may_be(tmp_path: Path) -> None:
+def test_early_first_election_request_is_delayed_not_refused(tmp_path: Path) -> None:
     """A refused Apache broker would repeat its request only after five seconds."""
 
     async def work(server: ControllerManager) -> None:
@@ -291,7 +291,7 @@ class Stuck(NoOtherControllers):
         self.renewals += 1
 
 
-async def test_the_lease_is_kept_while_the_others_are_being_told(tmp_path: Path) -> None:
+async def test_lease_is_renewed_while_a_report_to_other_controllers_hangs(tmp_path: Path) -> None:
     config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(tmp_path))
     register, _ = register_of(config, RealDisk())
     others = Stuck()
@@ -306,11 +306,11 @@ async def test_the_lease_is_kept_while_the_others_are_being_told(tmp_path: Path)
     await server.shutdown()
 
 
-def test_a_lease_outlives_the_longest_wait_for_its_renewal() -> None:
+def test_lease_is_longer_than_the_longest_renewal() -> None:
     assert RENEW_S + WHOLE_S < LEASE_S
 
 
-def test_a_broker_that_beats_as_it_should_outlives_every_standstill_of_its_controller(tmp_path: Path) -> None:
+def test_regular_heartbeats_outlast_every_suspension_of_controller(tmp_path: Path) -> None:
     """A suspension too short to be detected ends before the default heartbeat timeout of a broker."""
     clock = ManualClock()
     config = BrokerConfig()
@@ -334,7 +334,7 @@ def test_a_broker_that_beats_as_it_should_outlives_every_standstill_of_its_contr
     run(tmp_path, work, clock=clock, pulse_ms=PULSE_MS)
 
 
-def test_candidates_are_asked_and_the_longest_log_wins(tmp_path: Path) -> None:
+def test_candidates_are_queried_and_the_longest_log_wins(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b, c = Broker(server), Broker(server), Broker(server)
         await in_sync(a, b, c)
@@ -349,7 +349,7 @@ def test_candidates_are_asked_and_the_longest_log_wins(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_a_candidate_whose_process_is_not_the_one_that_registered_is_passed_over(tmp_path: Path) -> None:
+def test_candidate_with_unregistered_process_is_not_elected(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         born = [{"incarnation": f"i{n}", "starts": "1", "process": f"p{n}"} for n in range(3)]
         a, b, c = (Broker(server, born=one) for one in born)
@@ -364,9 +364,7 @@ def test_a_candidate_whose_process_is_not_the_one_that_registered_is_passed_over
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_a_candidate_that_does_not_answer_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
-) -> None:
+def test_unreachable_candidate_is_not_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool) -> None:
     monkeypatch.setattr("controller.calls.ASK_S", 0.2)
 
     async def work(server: ControllerManager) -> None:
@@ -383,7 +381,7 @@ def test_a_candidate_that_does_not_answer_is_passed_over(
     run(tmp_path, work)
 
 
-def test_who_asks_beside_its_first_heartbeat_is_answered_when_that_has_come(tmp_path: Path) -> None:
+def test_elect_request_waits_for_first_heartbeat_of_its_sender(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a = await Broker(server).open()
         own = {"clusterName": "c", "brokerName": "b"}
@@ -399,7 +397,7 @@ def test_who_asks_beside_its_first_heartbeat_is_answered_when_that_has_come(tmp_
     run(tmp_path, work)
 
 
-def test_an_incarnation_that_is_new_leaves_the_sync_state_set_on_the_wire_as_well(tmp_path: Path) -> None:
+def test_new_incarnation_leaves_sync_state_set_and_master_is_notified(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         born = {"starts": "1", "minInSyncReplicas": "1"}
         a = Broker(server, born={**born, "incarnation": "a", "process": "p"})
@@ -418,7 +416,7 @@ def test_an_incarnation_that_is_new_leaves_the_sync_state_set_on_the_wire_as_wel
     run(tmp_path, work)
 
 
-def test_a_registration_under_an_id_that_was_taken_with_another_check_code_is_refused(tmp_path: Path) -> None:
+def test_registration_with_wrong_check_code_is_refused(tmp_path: Path) -> None:
     async def work(controller: ControllerManager) -> None:
         a = await (await Broker(controller).open()).join()
         assert (await a.register(registerCheckCode=f"{a.address};1")).code == Code.SUCCESS
@@ -430,7 +428,7 @@ def test_a_registration_under_an_id_that_was_taken_with_another_check_code_is_re
     run(tmp_path, work)
 
 
-def test_a_broker_of_another_cluster_is_not_heard_under_the_same_name(tmp_path: Path) -> None:
+def test_heartbeat_of_another_cluster_is_refused(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
         await in_sync(a, b)
@@ -442,7 +440,7 @@ def test_a_broker_of_another_cluster_is_not_heard_under_the_same_name(tmp_path: 
     run(tmp_path, work)
 
 
-def test_who_does_not_sign_changes_nothing_where_users_have_to(tmp_path: Path) -> None:
+def test_unsigned_requests_are_refused_with_authentication(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a = await Broker(server).open()
         own = {"clusterName": "c", "brokerName": "b"}
@@ -471,7 +469,7 @@ def test_who_does_not_sign_changes_nothing_where_users_have_to(tmp_path: Path) -
     run(tmp_path, work, authentication_enabled=True, authorization_enabled=True, init_authentication_user=root)
 
 
-def test_who_asks_for_roles_hears_how_many_members_there_are_in_sync_or_not(tmp_path: Path) -> None:
+def test_replica_info_counts_members_in_and_out_of_sync(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
         await in_sync(a)
@@ -484,7 +482,7 @@ def test_who_asks_for_roles_hears_how_many_members_there_are_in_sync_or_not(tmp_
     run(tmp_path, work)
 
 
-def test_who_starts_while_its_set_is_frozen_registers_and_may_be_designated(tmp_path: Path) -> None:
+def test_broker_of_frozen_set_registers_and_can_be_designated(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
         await in_sync(a, b)
@@ -503,7 +501,7 @@ def test_who_starts_while_its_set_is_frozen_registers_and_may_be_designated(tmp_
     run(tmp_path, work)
 
 
-def test_a_repeated_alteration_is_known_by_its_id(tmp_path: Path) -> None:
+def test_repeated_alteration_with_request_id_returns_same_answer(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
         await in_sync(a, b)
@@ -550,7 +548,7 @@ def test_a_repeated_alteration_is_known_by_its_id(tmp_path: Path) -> None:
         (RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"}, b"", Code.REQUEST_CODE_NOT_SUPPORTED),
     ],
 )
-def test_what_does_not_fit_is_refused_and_the_connection_lives(
+def test_invalid_request_is_refused_and_connection_stays_open(
     tmp_path: Path, code: int, ext: dict[str, str], body: bytes, expected: Code
 ) -> None:
     async def work(server: ControllerManager) -> None:
@@ -611,7 +609,7 @@ BODIES = [
 ]
 
 
-def test_whatever_a_stranger_says_is_answered_and_the_register_stays_readable(
+def test_hostile_requests_are_answered_and_register_stays_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(server: ControllerManager) -> None:
@@ -648,9 +646,7 @@ class FullDisk(RealDisk):
         super().write_atomic(path, data)
 
 
-def test_what_could_not_be_written_is_refused_told_to_nobody_and_goes_well_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_election_on_full_disk_is_refused_and_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk()
     monkeypatch.setattr("tests.unit.controller.brokers.RealDisk", lambda: disk)
 
@@ -671,7 +667,7 @@ def test_what_could_not_be_written_is_refused_told_to_nobody_and_goes_well_later
     run(tmp_path, work)
 
 
-def test_it_tells_the_address_that_was_dialled_or_the_one_that_it_is_given(tmp_path: Path) -> None:
+def test_metadata_has_dialled_or_configured_address(tmp_path: Path) -> None:
     async def told(server: ControllerManager) -> RemotingCommand:
         a = await Broker(server).open()
         answer = await a.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)
@@ -698,13 +694,13 @@ def test_it_tells_the_address_that_was_dialled_or_the_one_that_it_is_given(tmp_p
 
 
 @pytest.mark.parametrize("peers", ["n0-a:9878;n1-b:9878", "n1-a:9878", "n0-a", "n0-:1", "a:9878"])
-def test_several_controllers_that_would_not_agree_are_refused(peers: str) -> None:
+def test_several_controllers_without_shared_register_are_refused(peers: str) -> None:
     config = load(ControllerConfig, None, [f"controllerDLegerPeers={peers}"])
     with pytest.raises(ConfigError, match="controllerDLegerPeers"):
         assert config.port
 
 
-def test_several_controllers_that_share_a_register_name_each_other() -> None:
+def test_controllers_with_shared_register_list_their_peers() -> None:
     shared = ["controllerDLegerPeers=n0-a:9878;n1-b:9879", "registerUrl=etcd://h/neve"]
     for own, port in (("n0", 9878), ("n1", 9879)):
         config = load(ControllerConfig, None, [*shared, f"controllerDLegerSelfId={own}"])
@@ -714,7 +710,7 @@ def test_several_controllers_that_share_a_register_name_each_other() -> None:
         assert load(ControllerConfig, None, [*shared, "controllerDLegerSelfId=n2"]).port
 
 
-def test_peers_separated_by_commas_are_refused_and_not_one_host() -> None:
+def test_peers_separated_by_commas_are_refused() -> None:
     shared = ["controllerDLegerPeers=n0-a:9878,n1-b:9879", "registerUrl=etcd://h/neve"]
     with pytest.raises(ConfigError, match="separate several with ;"):
         assert load(ControllerConfig, None, [*shared, "controllerDLegerSelfId=n0"]).port
@@ -740,7 +736,7 @@ def test_peers_separated_by_commas_are_refused_and_not_one_host() -> None:
         ),
     ],
 )
-def test_a_register_that_can_be_none_stops_the_start(settings: dict[str, Any], why: str) -> None:
+def test_invalid_register_settings_stop_the_start(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(StartupError, match=why):
         register_of(ControllerConfig(**settings), RealDisk())
 
@@ -756,7 +752,7 @@ class Away(FileRegister):
         return await super().get(name)
 
 
-def test_who_was_heard_while_the_register_was_away_is_not_dead_when_it_is_back(tmp_path: Path) -> None:
+def test_heartbeats_during_register_outage_keep_brokers_alive(tmp_path: Path) -> None:
     register, clock = Away(tmp_path / "register.json", RealDisk(), SYSTEM_THREADS), ManualClock()
 
     async def work(server: ControllerManager) -> None:
@@ -779,7 +775,7 @@ def test_who_was_heard_while_the_register_was_away_is_not_dead_when_it_is_back(t
     run(tmp_path, work, clock=clock, register=register)
 
 
-def test_an_operator_changes_what_is_live_and_nothing_else(tmp_path: Path) -> None:
+def test_operator_changes_only_live_settings(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a = await Broker(server).open()
         for text, expected in (
@@ -798,7 +794,7 @@ def test_an_operator_changes_what_is_live_and_nothing_else(tmp_path: Path) -> No
     run(tmp_path, work)
 
 
-def test_brokers_are_not_told_of_roles_where_the_operator_says_so(tmp_path: Path) -> None:
+def test_role_change_notifications_follow_their_setting(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
         await in_sync(a, b)
@@ -811,7 +807,7 @@ def test_brokers_are_not_told_of_roles_where_the_operator_says_so(tmp_path: Path
     run(tmp_path, work, notify_broker_role_changed=False)
 
 
-def test_doctor_looks_at_a_controllers_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_checks_a_controller_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("controller.conf", "c.properties"):
         path = tmp_path / name
         path.write_text(f"listenPort=0\ncontrollerStorePath={tmp_path}/c\nprocessReadEvent=true\n")

@@ -122,7 +122,7 @@ def lost(world: World) -> World:
 # ---- joining
 
 
-def test_ids_are_given_out_from_one_upwards_and_never_twice() -> None:
+def test_broker_ids_start_at_one_and_are_not_reused() -> None:
     world = World()
     assert world(GetNextBrokerId("c", "b")).next_broker_id == 1
     assert world(ApplyBrokerId("c", "b", 2, "h:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
@@ -136,7 +136,7 @@ def test_ids_are_given_out_from_one_upwards_and_never_twice() -> None:
     assert world(GetNextBrokerId("c", "b")).next_broker_id == 8
 
 
-def test_a_set_belongs_to_one_cluster_and_has_a_limit() -> None:
+def test_broker_set_belongs_to_one_cluster_and_has_a_member_limit() -> None:
     world = World(A)
     assert world(ApplyBrokerId("other", "b", 2, "h:2;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert world(RegisterBroker("other", "b", A, "h:1")).code == Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
@@ -144,7 +144,7 @@ def test_a_set_belongs_to_one_cluster_and_has_a_limit() -> None:
     assert world(ApplyBrokerId("c", "b", 2, "h:2;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
 
 
-def test_who_is_no_member_has_to_apply_before_it_registers_or_asks() -> None:
+def test_non_member_must_apply_for_an_id_before_register_or_elect() -> None:
     world = World(A)
     need = Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
     assert world(RegisterBroker("c", "b", STRANGER, "h:9")).code == need
@@ -153,7 +153,7 @@ def test_who_is_no_member_has_to_apply_before_it_registers_or_asks() -> None:
     assert World()(RegisterBroker("c", "b", A, "h:1")).code == need
 
 
-def test_a_registration_tells_the_master_only_while_it_lives_and_moves_the_address() -> None:
+def test_register_broker_updates_address_and_returns_only_a_live_master() -> None:
     world = in_sync(A, B)
     answer = world(RegisterBroker("c", "b", B, "new:10911", "i2", 1, "p1"))
     assert (answer.master, answer.master_address, answer.master_epoch) == (A, "h1:10911", 1)
@@ -167,7 +167,7 @@ def test_a_registration_tells_the_master_only_while_it_lives_and_moves_the_addre
 # ---- incarnations
 
 
-def test_who_lost_what_it_had_in_memory_leaves_the_sync_state_set_as_it_registers() -> None:
+def test_new_incarnation_leaves_sync_state_set_on_registration() -> None:
     world = in_sync(A, B)
     epochs = world.value.epochs
     world.start(B, incarnation="fresh")  # its log ended at 1000 before the crash and ends at 900 now
@@ -178,7 +178,7 @@ def test_who_lost_what_it_had_in_memory_leaves_the_sync_state_set_as_it_register
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
-def test_a_change_that_takes_it_in_and_comes_late_is_of_who_it_was_before() -> None:
+def test_stale_alteration_cannot_readd_a_broker_that_lost_its_memory() -> None:
     """A requested {A, B} while B had all confirmed records. The request arrives after B lost some of them."""
     world = in_sync(A, B)
     assert world.alter(A).code == Code.SUCCESS
@@ -190,14 +190,14 @@ def test_a_change_that_takes_it_in_and_comes_late_is_of_who_it_was_before() -> N
     assert world.alter(A, B).code == Code.SUCCESS, "asked for anew, with what it has now"
 
 
-def test_it_leaves_even_while_its_old_process_seems_to_live() -> None:
+def test_new_incarnation_leaves_sync_state_set_while_old_one_seems_alive() -> None:
     world = in_sync(A, B)
     assert world.reports[B].connected  # the end of the old process was not detected
     world.start(B, incarnation="fresh")
     assert world.value.sync_state_set == (A,)
 
 
-def test_a_master_that_lost_its_memory_is_master_no_more() -> None:
+def test_master_with_new_incarnation_is_deposed() -> None:
     world = in_sync(A, B)
     world.die(A)
     world.start(A, incarnation="fresh")
@@ -205,14 +205,14 @@ def test_a_master_that_lost_its_memory_is_master_no_more() -> None:
     assert world.elect(A).master == B
 
 
-def test_the_next_start_of_a_directory_that_lost_nothing_stays_in_sync() -> None:
+def test_clean_restart_stays_in_sync_state_set() -> None:
     world = in_sync(A, B)
     world.die(B)
     assert world.start(B, starts=2).code == Code.SUCCESS
     assert world.value.sync_state_set == (A, B)
 
 
-def test_a_master_that_starts_again_writes_in_an_epoch_of_its_own() -> None:
+def test_restarted_master_is_reelected_in_a_new_epoch() -> None:
     world = in_sync(A)
     world.die(A)
     assert world.start(A, starts=2).master is None
@@ -220,7 +220,7 @@ def test_a_master_that_starts_again_writes_in_an_epoch_of_its_own() -> None:
     assert world.elect(A).master_epoch == 3
 
 
-def test_the_same_process_may_register_as_often_as_it_likes() -> None:
+def test_repeated_registration_of_one_process_changes_nothing() -> None:
     world = in_sync(A, B)
     before = world.value
     assert world.start(A).code == Code.SUCCESS
@@ -229,7 +229,7 @@ def test_the_same_process_may_register_as_often_as_it_likes() -> None:
 
 
 @pytest.mark.parametrize("starts", [1, 2])
-def test_of_two_directories_with_one_history_the_second_is_refused(starts: int) -> None:
+def test_copied_store_directory_is_refused_while_the_original_is_alive(starts: int) -> None:
     world = in_sync(A, B)
     before = world.value
     copy = world.start(B, starts=starts, process="copy")
@@ -239,7 +239,7 @@ def test_of_two_directories_with_one_history_the_second_is_refused(starts: int) 
 
 
 @pytest.mark.parametrize("starts", [1, 9])
-def test_a_directory_whose_starts_were_not_counted_here_is_out_of_sync(starts: int) -> None:
+def test_unexpected_start_count_removes_broker_from_sync_state_set(starts: int) -> None:
     world = in_sync(A, B)
     world.die(B)
     world.start(B, starts=2)
@@ -248,7 +248,7 @@ def test_a_directory_whose_starts_were_not_counted_here_is_out_of_sync(starts: i
     assert world.value.sync_state_set == (A,)
 
 
-def test_what_another_process_says_under_a_members_id_makes_it_alive_for_nobody() -> None:
+def test_heartbeat_of_unregistered_process_does_not_make_member_alive() -> None:
     world = in_sync(A, B)
     world.hear(B, process="unregistered")
     world.die(A)
@@ -256,7 +256,7 @@ def test_what_another_process_says_under_a_members_id_makes_it_alive_for_nobody(
     assert world.value.master is None
 
 
-def test_an_apache_broker_registers_without_an_incarnation_and_stays() -> None:
+def test_apache_broker_registers_without_incarnation_and_stays_in_sync() -> None:
     world = in_sync(A, B, stock=True)
     before = world.value
     world.die(B)
@@ -264,7 +264,7 @@ def test_an_apache_broker_registers_without_an_incarnation_and_stays() -> None:
     assert world.value == before
 
 
-def test_an_apache_master_that_started_again_needs_an_epoch_of_its_own() -> None:
+def test_restarted_apache_master_needs_a_new_epoch() -> None:
     """In the old epoch, it would record that the epoch starts at its present log end, and no slave could follow."""
     world = in_sync(A, stock=True)
     world.start(A)
@@ -277,7 +277,7 @@ def test_an_apache_master_that_started_again_needs_an_epoch_of_its_own() -> None
 # ---- all members unclean
 
 
-def test_when_all_came_back_unclean_the_longest_log_wins_and_not_before_all_are_there() -> None:
+def test_all_unclean_members_must_be_alive_before_longest_log_is_elected() -> None:
     world = in_sync(A, B)
     world.die(A, B)
     world.start(A, incarnation="fresh")
@@ -293,7 +293,7 @@ def test_when_all_came_back_unclean_the_longest_log_wins_and_not_before_all_are_
     assert (world.value.sync_state_set, world.value.unclean) == ((B,), ())
 
 
-def test_who_was_never_in_sync_may_have_the_longest_log_of_those_left() -> None:
+def test_member_never_in_sync_is_elected_if_its_log_is_the_longest() -> None:
     world = in_sync(A, B)
     world(ApplyBrokerId("c", "b", C, "h3:10911;1"))
     world.start(C)
@@ -305,7 +305,7 @@ def test_who_was_never_in_sync_may_have_the_longest_log_of_those_left() -> None:
     assert world.elect(A).master == C
 
 
-def test_an_unclean_log_that_cannot_be_asked_is_waited_for() -> None:
+def test_election_waits_for_unreachable_unclean_member() -> None:
     world = in_sync(A, B)
     for broker_id in (A, B):
         world.start(broker_id, incarnation="fresh")
@@ -314,7 +314,7 @@ def test_an_unclean_log_that_cannot_be_asked_is_waited_for() -> None:
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
-def test_an_operator_cannot_designate_one_unclean_log_over_a_longer_one_unless_it_is_allowed() -> None:
+def test_operator_designates_shorter_unclean_log_only_if_rules_allow_it() -> None:
     world = in_sync(A, B)
     for broker_id in (A, B):
         world.start(broker_id, incarnation="fresh")
@@ -323,7 +323,7 @@ def test_an_operator_cannot_designate_one_unclean_log_over_a_longer_one_unless_i
     assert world.elect(A, designate=True).master == A
 
 
-def test_a_master_that_lives_on_needs_nobody_who_came_back_unclean() -> None:
+def test_live_master_readmits_unclean_member_to_sync_state_set() -> None:
     world = in_sync(A, B)
     world.start(B, incarnation="fresh")
     assert B in world.value.unclean
@@ -334,7 +334,7 @@ def test_a_master_that_lives_on_needs_nobody_who_came_back_unclean() -> None:
 # ---- the first election
 
 
-def test_the_first_master_is_who_asks_when_every_log_is_empty() -> None:
+def test_first_master_is_the_asking_member_if_every_log_is_empty() -> None:
     world = World(A, B)
     answer = world.elect(B)
     assert (answer.code, answer.master, answer.master_address) == (Code.SUCCESS, B, "h2:10911")
@@ -343,7 +343,7 @@ def test_the_first_master_is_who_asks_when_every_log_is_empty() -> None:
     assert world.told == (A, B)
 
 
-def test_an_empty_member_of_a_wiped_register_does_not_become_master_over_full_ones() -> None:
+def test_first_election_refuses_empty_member_if_another_has_a_log() -> None:
     world = World(A, B)
     world.hear(B, max_offset=1000)  # epoch 0: it was never in a broker set
     refused = world.elect(A)
@@ -352,14 +352,14 @@ def test_an_empty_member_of_a_wiped_register_does_not_become_master_over_full_on
     assert world.elect(B, designate=True).master == B
 
 
-def test_a_member_that_was_not_heard_may_have_a_log() -> None:
+def test_first_election_waits_for_member_without_heartbeat() -> None:
     world = World(A, B)
     del world.reports[B]
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert world.elect(A, designate=True).master == A
 
 
-def test_who_is_no_member_and_has_a_log_is_known_to_have_one() -> None:
+def test_first_election_is_refused_if_a_non_member_reports_a_log() -> None:
     """After the register was wiped, brokers send heartbeats before they are members again."""
     for hears in (
         lambda world: world.hear(STRANGER, max_offset=1000),
@@ -374,7 +374,7 @@ def test_who_is_no_member_and_has_a_log_is_known_to_have_one() -> None:
         assert world.elect(A, designate=True).master == A
 
 
-def test_who_speaks_under_anothers_id_is_believed_that_the_register_was_set_back() -> None:
+def test_stranger_under_a_taken_id_with_higher_epochs_freezes_the_set() -> None:
     stranger = Report(NOW, cluster="c", max_offset=1000, master_epoch=5, sync_state_set_epoch=7)
     world = World(A)
     world.rules = Rules(strangers=(changed(stranger, cluster="another"),))
@@ -390,7 +390,7 @@ def test_who_speaks_under_anothers_id_is_believed_that_the_register_was_set_back
     assert "ask for one of [2]" in world.elect(A, designate=True).remark
 
 
-def test_who_has_just_begun_elects_nobody_first_but_whom_an_operator_designates() -> None:
+def test_new_controller_delays_first_election_unless_member_is_designated() -> None:
     world = World(A)
     world.rules = Rules(elects_first_from_ms=NOW + 1)
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
@@ -400,7 +400,7 @@ def test_who_has_just_begun_elects_nobody_first_but_whom_an_operator_designates(
     assert world.elect(A).master == A
 
 
-def test_nobody_who_is_dead_or_unnamed_becomes_the_first_master() -> None:
+def test_dead_or_unnamed_broker_does_not_become_first_master() -> None:
     world = World(A, B)
     assert world.elect().code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     world.die(A)
@@ -412,7 +412,7 @@ def test_nobody_who_is_dead_or_unnamed_becomes_the_first_master() -> None:
 # ---- elections
 
 
-def test_a_living_master_stays() -> None:
+def test_live_master_is_not_replaced() -> None:
     world = in_sync(A, B)
     answer = world.elect(B)
     assert answer.code == Code.CONTROLLER_MASTER_STILL_EXIST
@@ -420,7 +420,7 @@ def test_a_living_master_stays() -> None:
     assert world.elect(A, designate=True).code == Code.CONTROLLER_MASTER_STILL_EXIST
 
 
-def test_a_dead_master_is_replaced_from_the_sync_state_set_and_all_living_are_told() -> None:
+def test_dead_master_is_replaced_by_in_sync_member_and_live_are_notified() -> None:
     world = in_sync(A, B, C)
     world.die(A)
     assert world(Scan("b")).master == B
@@ -428,14 +428,14 @@ def test_a_dead_master_is_replaced_from_the_sync_state_set_and_all_living_are_to
     assert world.told == (B, C)
 
 
-def test_a_master_that_fell_silent_is_dead() -> None:
+def test_master_without_heartbeats_is_replaced_after_its_timeout() -> None:
     world = in_sync(A, B)
     world.now_ms += 10_001
     world.hear(B)
     assert world(Scan("b")).master == B
 
 
-def test_who_is_out_of_sync_is_not_elected() -> None:
+def test_out_of_sync_member_is_not_elected() -> None:
     world = in_sync(A, B)
     assert world.alter(A).code == Code.SUCCESS
     world.die(A)
@@ -444,7 +444,7 @@ def test_who_is_out_of_sync_is_not_elected() -> None:
     assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
-def test_a_dead_master_without_a_successor_is_cleared_in_an_epoch_of_its_own_and_its_set_is_kept() -> None:
+def test_dead_master_without_successor_is_cleared_and_its_set_kept() -> None:
     world = in_sync(A, B)
     world.alter(A)
     world.die(A)
@@ -456,7 +456,7 @@ def test_a_dead_master_without_a_successor_is_cleared_in_an_epoch_of_its_own_and
     assert world(Scan("b")).master == A
 
 
-def test_a_set_of_which_nobody_lives_is_left_as_it_is() -> None:
+def test_scan_changes_nothing_if_no_member_is_alive() -> None:
     world = in_sync(A, B)
     before = world.value
     world.die(A, B)
@@ -474,7 +474,7 @@ def test_a_set_of_which_nobody_lives_is_left_as_it_is() -> None:
         ((1, 5, 2), (1, 5, 2), B),
     ],
 )
-def test_the_longest_log_of_the_latest_epoch_wins(
+def test_longest_log_of_the_latest_epoch_wins_the_election(
     b: tuple[int, int, int], c: tuple[int, int, int], winner: int
 ) -> None:
     world = in_sync(A, B, C)
@@ -486,7 +486,7 @@ def test_the_longest_log_of_the_latest_epoch_wins(
     assert world.asked == (B, C)
 
 
-def test_what_candidates_say_when_asked_counts_and_not_their_heartbeats() -> None:
+def test_election_compares_candidates_answers_instead_of_heartbeats() -> None:
     world = in_sync(A, B, C)
     world.die(A)
     world.hear(B, epoch=1, max_offset=1000, asked=Asked(True, 1, 1000))
@@ -494,7 +494,7 @@ def test_what_candidates_say_when_asked_counts_and_not_their_heartbeats() -> Non
     assert world.elect().master == C
 
 
-def test_a_candidate_that_does_not_answer_is_passed_over() -> None:
+def test_unreachable_candidate_is_not_elected() -> None:
     world = in_sync(A, B, C)
     world.die(A)
     world.hear(B, asked=Asked(False))
@@ -505,7 +505,7 @@ def test_a_candidate_that_does_not_answer_is_passed_over() -> None:
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
-def test_an_apache_broker_alone_is_elected_unasked_since_it_asks_before_it_listens() -> None:
+def test_lone_apache_candidate_is_elected_without_epoch_query() -> None:
     world = in_sync(A, B, stock=True)
     world.die(A)
     world.hear(B, asked=None)
@@ -513,14 +513,14 @@ def test_an_apache_broker_alone_is_elected_unasked_since_it_asks_before_it_liste
     assert isinstance(in_sync(A, B).decide(ElectMaster("b", B, designate=True)), Ask)  # a neve broker is queried
 
 
-def test_a_designated_member_of_the_sync_state_set_takes_over_from_a_living_master() -> None:
+def test_designated_in_sync_member_replaces_live_master() -> None:
     world = in_sync(A, B)
     answer = world.elect(B, designate=True)
     assert (answer.code, answer.master, answer.master_epoch) == (Code.SUCCESS, B, 2)
     assert world.told == (A, B)
 
 
-def test_an_unclean_election_needs_an_operator_the_permission_and_no_apache_broker() -> None:
+def test_unclean_election_needs_operator_permission_and_no_apache_broker() -> None:
     for stock, allowed, designate in ((True, True, True), (False, False, True), (False, True, False)):
         world = in_sync(A, B, stock=stock)
         world.alter(A)
@@ -536,7 +536,7 @@ def test_an_unclean_election_needs_an_operator_the_permission_and_no_apache_brok
     assert world.elect(B, designate=True).master == B
 
 
-def test_a_controller_that_has_just_begun_waits_for_those_that_it_has_not_heard() -> None:
+def test_new_controller_waits_for_members_without_heartbeat() -> None:
     world = in_sync(A, B)
     heard = dict(world.reports)
     world.rules = Rules(elects_from_ms=NOW + 3000)
@@ -556,7 +556,7 @@ def test_a_controller_that_has_just_begun_waits_for_those_that_it_has_not_heard(
 # ---- eligible members
 
 
-def test_a_former_member_of_the_set_stays_electable_until_something_may_be_acknowledged_without_it() -> None:
+def test_former_set_member_stays_eligible_below_min_in_sync_replicas() -> None:
     world = in_sync(A, B, least=2)
     world.die(A)
     assert world.elect().master == B
@@ -570,14 +570,14 @@ def test_a_former_member_of_the_set_stays_electable_until_something_may_be_ackno
     assert not world.value.eligible
 
 
-def test_where_a_master_may_acknowledge_alone_nobody_else_stays_electable() -> None:
+def test_no_member_stays_eligible_if_master_may_acknowledge_alone() -> None:
     for world in (in_sync(A, B, least=1), in_sync(A, B, stock=True)):
         world.die(A)
         assert world.elect().master == B
         assert world.value.eligible == ()
 
 
-def test_who_is_eligible_and_comes_back_unclean_is_so_no_more() -> None:
+def test_eligible_member_becomes_unclean_with_new_incarnation() -> None:
     world = in_sync(A, B, least=2)
     world.die(A)
     world.elect()
@@ -588,7 +588,7 @@ def test_who_is_eligible_and_comes_back_unclean_is_so_no_more() -> None:
 # ---- the sync state set
 
 
-def test_alterations_are_refused_in_rocketmqs_order_and_change_nothing() -> None:
+def test_invalid_alterations_are_refused_in_rocketmq_order() -> None:
     world = in_sync(A, B)
     world(ApplyBrokerId("c", "b", C, "h3:10911;1"))
     before = world.value
@@ -605,7 +605,7 @@ def test_alterations_are_refused_in_rocketmqs_order_and_change_nothing() -> None
     assert world.value == before
 
 
-def test_an_alteration_that_is_repeated_because_its_answer_was_lost_is_answered_as_the_first() -> None:
+def test_repeated_alteration_with_request_id_returns_first_answer() -> None:
     world = in_sync(A, B)
     request = AlterSyncStateSet("b", A, 1, (A,), world.value.sync_state_set_epoch, "r1")
     first = world(request)
@@ -621,7 +621,7 @@ def test_an_alteration_that_is_repeated_because_its_answer_was_lost_is_answered_
     assert world(plain).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
 
 
-def test_the_set_never_shrinks_below_what_its_master_needs() -> None:
+def test_sync_state_set_does_not_shrink_below_min_in_sync_replicas() -> None:
     world = in_sync(A, B, C, least=2)
     assert world.alter(A, C).code == Code.SUCCESS
     refused = world.alter(A)
@@ -630,7 +630,7 @@ def test_the_set_never_shrinks_below_what_its_master_needs() -> None:
     assert world.value.sync_state_set == (A, C)
 
 
-def test_the_present_set_is_altered_to_a_new_epoch_of_itself_to_settle_an_older_request() -> None:
+def test_unchanged_set_gets_new_epoch_that_fences_older_alteration() -> None:
     world = in_sync(A, B)
     world(ApplyBrokerId("c", "b", C, "h3:10911;1"))
     world.start(C)
@@ -642,7 +642,7 @@ def test_the_present_set_is_altered_to_a_new_epoch_of_itself_to_settle_an_older_
     assert world.alter(A, B).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED  # a RocketMQ request has no id
 
 
-def test_a_set_that_is_too_small_may_still_grow_step_by_step() -> None:
+def test_set_below_min_in_sync_replicas_grows_step_by_step() -> None:
     world = World(A, B, C, least=3)
     world.elect(A)
     assert world.alter(A, B).code == Code.SUCCESS
@@ -652,7 +652,7 @@ def test_a_set_that_is_too_small_may_still_grow_step_by_step() -> None:
 # ---- a register that was restored or wiped
 
 
-def test_a_register_that_was_restored_freezes_and_elects_nobody() -> None:
+def test_restored_register_freezes_set_and_blocks_elections() -> None:
     world = lost(in_sync(A, B))
     world.die(A)
     before = world.value
@@ -681,7 +681,7 @@ def taken(broker_id: int, check_code: str) -> RegisterBroker:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_an_id_that_was_taken_with_another_check_code_is_refused_and_nothing_changes(frozen: bool) -> None:
+def test_registration_with_wrong_check_code_is_refused(frozen: bool) -> None:
     world = lost(in_sync(A, B)) if frozen else in_sync(A, B)
     world(Scan("b"))
     before = world.value
@@ -690,20 +690,20 @@ def test_an_id_that_was_taken_with_another_check_code_is_refused_and_nothing_cha
     assert world(taken(B, "h2:10911;1")).code == Code.SUCCESS
 
 
-def test_an_apache_broker_that_tells_no_check_code_registers_under_its_id() -> None:
+def test_apache_broker_registers_without_check_code() -> None:
     world = in_sync(A, B, stock=True)
     assert world.start(B).code == Code.SUCCESS
     assert world.value.member(B) == Member(id=B, address="h2:10911", register_check_code="h2:10911;1")
 
 
-def test_who_is_known_again_while_the_set_is_frozen_keeps_its_id_from_others() -> None:
+def test_member_readmitted_to_frozen_set_owns_its_id() -> None:
     world = lost(in_sync(A, B))
     assert world(taken(C, "mine;1")).code == Code.SUCCESS
     assert world(taken(C, "another;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert world(ApplyBrokerId("c", "b", C, "mine;1")).code == Code.SUCCESS
 
 
-def test_whose_id_was_given_to_another_can_be_designated_under_a_new_one_while_the_set_is_frozen() -> None:
+def test_broker_with_reassigned_id_is_designated_under_a_new_id() -> None:
     world = lost(in_sync(A, B))
     world.hear(B, sync_state_set_epoch=9)
     best = world.reports[B]
@@ -714,7 +714,7 @@ def test_whose_id_was_given_to_another_can_be_designated_under_a_new_one_while_t
     assert world.elect(C, designate=True).master == C
 
 
-def test_who_was_not_heard_since_a_standstill_is_waited_for_as_long_as_it_may_be_silent() -> None:
+def test_scan_after_suspension_waits_for_heartbeat_timeout_of_master() -> None:
     world = in_sync(A, B)
     world.hear(A, timeout_ms=3_000)
     world.now_ms += 60_000
@@ -736,7 +736,7 @@ def had(master_epoch: int, sync_state_set_epoch: int, next_broker_id: int = 3) -
     return Rules(had=replace(empty, master_epoch=epochs[0], sync_state_set_epoch=epochs[1]))
 
 
-def test_a_register_that_had_higher_epochs_is_not_believed_though_no_broker_tells() -> None:
+def test_register_below_epochs_read_before_freezes_without_broker_reports() -> None:
     world = in_sync(A, B)
     world.die(A)
     master_epoch = world.value.master_epoch + 3
@@ -754,7 +754,7 @@ def test_a_register_that_had_higher_epochs_is_not_believed_though_no_broker_tell
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_where_a_set_was_an_empty_member_is_given_no_role_and_nobodys_id(is_told: bool) -> None:
+def test_wiped_register_gives_empty_newcomer_no_role_and_no_used_id(is_told: bool) -> None:
     """The register was wiped: a broker reports its epochs, or the controller has read the set before."""
     world = World()
     if is_told:
@@ -778,7 +778,7 @@ def test_where_a_set_was_an_empty_member_is_given_no_role_and_nobodys_id(is_told
     assert world.value.next_broker_id == 4 and world.value.frozen is None
 
 
-def test_of_an_apache_broker_the_epoch_of_its_log_is_enough_to_be_designated() -> None:
+def test_apache_broker_is_designated_by_the_epoch_of_its_log() -> None:
     world = in_sync(A, B, stock=True)
     world.rules = had(4, 9)
     world.hear(B, epoch=3)
@@ -788,7 +788,7 @@ def test_of_an_apache_broker_the_epoch_of_its_log_is_enough_to_be_designated() -
     assert (answer.master, answer.master_epoch) == (A, 5)
 
 
-def test_no_id_is_given_under_which_somebody_is_heard() -> None:
+def test_next_broker_id_skips_ids_with_heartbeats() -> None:
     world = lost(in_sync(A, B))
     world.hear(5, master_epoch=9, sync_state_set_epoch=9)
     assert world(GetNextBrokerId("c", "b")).next_broker_id == 6
@@ -801,7 +801,7 @@ def test_no_id_is_given_under_which_somebody_is_heard() -> None:
     assert world.value.next_broker_id == 8
 
 
-def test_a_member_of_which_a_restored_register_knows_nothing_is_known_again_and_can_be_designated() -> None:
+def test_member_unknown_to_restored_register_rejoins_and_is_designated() -> None:
     world = lost(in_sync(A, B))
     world.die(A, B)
     world.reports[C] = Report(world.now_ms, max_offset=9, epoch=3, master_epoch=9, sync_state_set_epoch=9)
@@ -816,7 +816,7 @@ def test_a_member_of_which_a_restored_register_knows_nothing_is_known_again_and_
 
 
 @pytest.mark.parametrize("heard", [{"epoch": 2}, {"asked": Asked(True, 2, 5)}, {"master_epoch": 1}])
-def test_whatever_tells_of_higher_epochs_freezes(heard: dict[str, Any]) -> None:
+def test_report_of_higher_epochs_freezes_the_set(heard: dict[str, Any]) -> None:
     world = in_sync(A, B)
     world.hear(B, **({"sync_state_set_epoch": 3} | heard))
     world.die(A)
@@ -824,7 +824,7 @@ def test_whatever_tells_of_higher_epochs_freezes(heard: dict[str, Any]) -> None:
     assert world.value.frozen
 
 
-def test_a_wiped_register_begins_no_set_anew_while_somebody_knows_better() -> None:
+def test_wiped_register_freezes_new_set_if_a_broker_reports_an_epoch() -> None:
     world = World()
     world.hear(A, epoch=3, max_offset=1000)
     assert world(ApplyBrokerId("c", "b", 2, "new:1;1")).code == Code.SUCCESS
@@ -832,7 +832,7 @@ def test_a_wiped_register_begins_no_set_anew_while_somebody_knows_better() -> No
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
 
 
-def test_a_broker_of_another_cluster_with_the_same_name_freezes_nothing() -> None:
+def test_epochs_of_another_cluster_do_not_freeze_the_set() -> None:
     world = in_sync(A, B)
     world.hear(STRANGER, cluster="other", master_epoch=9)
     world.die(A)
@@ -840,7 +840,7 @@ def test_a_broker_of_another_cluster_with_the_same_name_freezes_nothing() -> Non
     assert world.value.frozen is None
 
 
-def test_an_operator_ends_a_freeze_with_a_member_that_knows_the_highest_epochs() -> None:
+def test_operator_ends_freeze_by_designating_member_with_highest_epochs() -> None:
     world = lost(in_sync(A, B))
     world.hear(B, sync_state_set_epoch=9)
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
@@ -853,7 +853,7 @@ def test_an_operator_ends_a_freeze_with_a_member_that_knows_the_highest_epochs()
     assert (world.value.frozen, world.value.sync_state_set) == (None, (B,))
 
 
-def test_an_operator_who_asks_before_anybody_has_told_what_it_knows_is_told_to_wait() -> None:
+def test_designation_before_first_heartbeats_asks_operator_to_wait() -> None:
     world = in_sync(A, B)
     world.rules = had(5, 7)
     early = world.elect(A, designate=True)
@@ -863,7 +863,7 @@ def test_an_operator_who_asks_before_anybody_has_told_what_it_knows_is_told_to_w
     assert world.elect(A, designate=True).master == A
 
 
-def test_who_told_of_higher_epochs_and_is_gone_is_not_forgotten() -> None:
+def test_highest_reported_epochs_outlive_the_report() -> None:
     world = lost(in_sync(A, B))
     world.hear(B, master_epoch=9, sync_state_set_epoch=0)
     world(Scan("b"))
@@ -878,7 +878,7 @@ def test_who_told_of_higher_epochs_and_is_gone_is_not_forgotten() -> None:
 # ---- reading
 
 
-def test_readers_see_roles_and_who_is_alive() -> None:
+def test_read_requests_return_roles_and_liveness() -> None:
     assert World()(GetReplicaInfo("b")).code == Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
     assert World()(GetSyncStateData("b")).code == Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
     world = in_sync(A, B)
@@ -894,7 +894,7 @@ def test_readers_see_roles_and_who_is_alive() -> None:
 # ---- cleaning
 
 
-def test_what_lives_or_is_unknown_or_malformed_is_not_cleaned() -> None:
+def test_clean_refuses_live_unknown_and_malformed_broker_ids() -> None:
     invalid = Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
     world = in_sync(A, B)
     before = world.value
@@ -905,7 +905,7 @@ def test_what_lives_or_is_unknown_or_malformed_is_not_cleaned() -> None:
     assert World()(CleanBrokerData("b")).code == invalid
 
 
-def test_dead_members_are_cleaned_and_leave_the_sync_state_set() -> None:
+def test_cleaned_dead_member_leaves_sync_state_set() -> None:
     world = in_sync(A, B)
     world.die(B)
     assert world(CleanBrokerData("b", "2")).code == Code.SUCCESS
@@ -913,7 +913,7 @@ def test_dead_members_are_cleaned_and_leave_the_sync_state_set() -> None:
     assert world.told == (A,)
 
 
-def test_the_last_ones_that_have_everything_are_not_cleaned_by_chance() -> None:
+def test_clean_of_last_in_sync_member_needs_clean_living() -> None:
     world = in_sync(A, B)
     world.alter(A)
     world.die(A)
@@ -924,7 +924,7 @@ def test_the_last_ones_that_have_everything_are_not_cleaned_by_chance() -> None:
     assert world.elect(B, designate=True).master == B  # no other member is left that could have more records
 
 
-def test_a_set_without_master_or_with_leave_to_clean_the_living_is_forgotten_whole() -> None:
+def test_clean_removes_set_without_master_or_with_clean_living() -> None:
     world = in_sync(A, B)
     assert world(CleanBrokerData("b", clean_living=True)).code == Code.SUCCESS
     assert world.set is None
@@ -933,7 +933,7 @@ def test_a_set_without_master_or_with_leave_to_clean_the_living_is_forgotten_who
     assert world.set is None
 
 
-def test_a_value_that_breaks_an_invariant_cannot_be_made() -> None:
+def test_broker_set_rejects_invariant_violations() -> None:
     for broken in (
         {"master": C},
         {"sync_state_set": (A, STRANGER)},

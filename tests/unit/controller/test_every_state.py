@@ -264,7 +264,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize(("size", "stock", "least", "narrow"), SMALL)
-def test_no_request_in_no_state_breaks_an_invariant(
+def test_no_request_breaks_an_invariant_in_any_state(
     size: int, stock: tuple[bool, ...], least: int, narrow: bool
 ) -> None:
     seen = 0
@@ -279,7 +279,7 @@ def test_no_request_in_no_state_breaks_an_invariant(
 
 
 @pytest.mark.parametrize(("size", "stock", "least", "narrow"), SMALL)
-def test_a_scan_comes_to_rest(size: int, stock: tuple[bool, ...], least: int, narrow: bool) -> None:
+def test_second_scan_changes_nothing(size: int, stock: tuple[bool, ...], least: int, narrow: bool) -> None:
     for state in states(size, stock, least, narrow=narrow):
         first = state.decided(Scan("b"))
         after = changed_value(state, first)
@@ -293,7 +293,7 @@ def test_a_scan_comes_to_rest(size: int, stock: tuple[bool, ...], least: int, na
 
 
 @pytest.mark.parametrize("stock", [False, True])
-def test_the_registers_value_reads_back_as_it_was(stock: bool) -> None:
+def test_register_value_round_trips(stock: bool) -> None:
     for value in values(3, (stock, False, stock), 2):
         assert decode(encode(value)) == value
 
@@ -302,7 +302,7 @@ def changed_value(state: State, decision: Decision) -> State:
     return State(decision.broker_set or state.value, state.reports, state.rules)
 
 
-def test_where_a_member_in_sync_lives_a_scan_leaves_no_set_without_a_master() -> None:
+def test_scan_elects_a_master_if_an_in_sync_member_is_alive() -> None:
     for state in states(3, (False, False, False), 2, narrow=True):
         if state.in_sync & state.alive:
             after = changed_value(state, state.decided(Scan("b")))

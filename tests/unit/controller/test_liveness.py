@@ -23,7 +23,7 @@ def connected(liveness: Liveness) -> bool:
     return liveness.reports("b", {})[1].connected
 
 
-def test_the_end_of_a_connection_that_was_left_for_another_makes_nobody_dead() -> None:
+def test_close_of_a_replaced_connection_keeps_broker_alive() -> None:
     liveness = Liveness(ManualClock())
     heard(liveness, OLD)
     heard(liveness, NEW)
@@ -34,7 +34,7 @@ def test_the_end_of_a_connection_that_was_left_for_another_makes_nobody_dead() -
     assert liveness.closed(NEW) == set()
 
 
-def test_who_was_heard_on_a_connection_and_stopped_is_silent_once_its_time_is_over() -> None:
+def test_broker_is_silent_after_its_heartbeat_timeout() -> None:
     clock = ManualClock()
     liveness = Liveness(clock)
     heard(liveness)
@@ -49,7 +49,7 @@ def test_who_was_heard_on_a_connection_and_stopped_is_silent_once_its_time_is_ov
     assert liveness.reports("b", {}) == {}
 
 
-def test_what_was_said_under_anothers_id_is_known_until_the_set_is_forgotten() -> None:
+def test_stranger_report_is_kept_until_expiry_or_forget() -> None:
     clock = ManualClock()
     liveness = Liveness(clock)
     heard(liveness, born="first")
@@ -67,7 +67,7 @@ def test_what_was_said_under_anothers_id_is_known_until_the_set_is_forgotten() -
     assert liveness.strangers("b") == ()
 
 
-def test_another_process_is_heard_only_where_nobody_lives_or_it_is_the_one_that_registered() -> None:
+def test_second_process_is_heard_only_if_registered_or_first_is_dead() -> None:
     clock = ManualClock()
     liveness = Liveness(clock)
     assert heard(liveness, born="first")
@@ -80,7 +80,7 @@ def test_another_process_is_heard_only_where_nobody_lives_or_it_is_the_one_that_
     assert heard(liveness, OLD, born="first", member=registered)
 
 
-def test_what_was_asked_is_only_in_the_reports_of_who_asked() -> None:
+def test_query_answers_appear_only_in_the_requested_reports() -> None:
     liveness = Liveness(ManualClock())
     heard(liveness)
     assert liveness.reports("b", {1: Asked(True, 2, 3), 9: Asked(True)})[1].asked == Asked(True, 2, 3)
@@ -88,7 +88,7 @@ def test_what_was_asked_is_only_in_the_reports_of_who_asked() -> None:
     assert 9 not in liveness.reports("b", {9: Asked(True)})
 
 
-def test_what_strangers_may_name_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_sets_and_ids_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (module.MAX_SETS, module.MAX_IDS) == (2_000, 128)
     monkeypatch.setattr(module, "MAX_SETS", 2)
     monkeypatch.setattr(module, "MAX_IDS", 2)
@@ -100,7 +100,7 @@ def test_what_strangers_may_name_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert liveness.hear("d", 1, said, OLD, None)
 
 
-def test_who_lives_for_another_controller_lives() -> None:
+def test_broker_heard_by_another_controller_is_alive() -> None:
     clock = ManualClock()
     liveness = Liveness(clock)
     heard(liveness)
@@ -119,7 +119,7 @@ def test_who_lives_for_another_controller_lives() -> None:
     assert liveness.names() == {"b"}
 
 
-def test_of_two_processes_under_one_id_the_one_that_registered_counts_whoever_hears_it() -> None:
+def test_report_of_registered_process_wins_on_every_controller() -> None:
     liveness = Liveness(ManualClock())
     heard(liveness, born="copy")
     elsewhere = {1: [Report(0, incarnation="true")]}
@@ -128,7 +128,7 @@ def test_of_two_processes_under_one_id_the_one_that_registered_counts_whoever_he
         assert liveness.reports("b", {}, elsewhere, [member])[1].incarnation == incarnation
 
 
-def test_the_highest_epochs_count_whoever_was_told_of_them() -> None:
+def test_highest_epochs_of_all_controllers_are_reported() -> None:
     liveness = Liveness(ManualClock())
     heard(liveness)
     higher = Report(0, master_epoch=5, sync_state_set_epoch=7, incarnation="x")
@@ -136,7 +136,7 @@ def test_the_highest_epochs_count_whoever_was_told_of_them() -> None:
     assert (found.incarnation, found.epochs) == ("", (5, 7))
 
 
-async def test_who_waits_for_a_heartbeat_waits_until_it_comes_and_no_longer_than_it_wants() -> None:
+async def test_until_heard_returns_on_heartbeat_or_timeout() -> None:
     liveness = Liveness(ManualClock())
     await liveness.until_heard("b", 1, 0)
     waiting = [asyncio.create_task(liveness.until_heard("b", 1, 60)) for _ in range(2)]

@@ -29,7 +29,7 @@ async def opened(disk: Disk, path: Path = PATH) -> FileRegister:
     return register
 
 
-async def test_of_two_who_read_the_same_revision_one_writes() -> None:
+async def test_concurrent_writes_of_one_revision_have_one_winner() -> None:
     register = await opened(SimDisk())
     assert await register.get("b") == Stored(None, NEVER)
     first = await register.put(value(), NEVER)
@@ -41,7 +41,7 @@ async def test_of_two_who_read_the_same_revision_one_writes() -> None:
     assert list(await register.all()) == ["b"]
 
 
-async def test_a_revision_is_never_given_twice_though_the_set_was_removed_and_made_anew() -> None:
+async def test_revision_is_not_reused_after_set_is_removed_and_recreated() -> None:
     disk = SimDisk()
     register = await opened(disk)
     old = await register.put(value(), NEVER)
@@ -58,7 +58,7 @@ async def test_a_revision_is_never_given_twice_though_the_set_was_removed_and_ma
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_what_was_answered_survives_a_power_cut(seed: int) -> None:
+async def test_acknowledged_write_survives_power_cut(seed: int) -> None:
     disk = SimDisk()
     register = await opened(disk)
     revisions: dict[str, Revision] = {}
@@ -69,7 +69,7 @@ async def test_what_was_answered_survives_a_power_cut(seed: int) -> None:
         assert await again.get(name) == Stored(value(name), revision)
 
 
-async def test_a_second_process_does_not_open_it() -> None:
+async def test_second_process_cannot_open_register() -> None:
     disk = SimDisk()
 
     register = await opened(disk)
@@ -91,7 +91,7 @@ async def test_a_second_process_does_not_open_it() -> None:
         lambda data: b"{}",
     ],
 )
-def test_a_damaged_register_is_told_and_not_taken_for_an_empty_one(damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_register_fails_to_open(damage: Callable[[bytes], bytes]) -> None:
     async def main() -> SimDisk:
         disk = SimDisk()
         register = await opened(disk)
@@ -124,7 +124,7 @@ class FailingDisk(RealDisk):
         super().write_atomic(path, data)
 
 
-async def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path) -> None:
+async def test_write_on_full_disk_changes_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     disk = FailingDisk()
     register = await opened(disk, tmp_path / "register.json")
     revision = await register.put(value(), NEVER)
@@ -138,7 +138,7 @@ async def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path) -> None:
     assert not register.broken
 
 
-async def test_after_a_failed_sync_nothing_is_written_any_more(tmp_path: Path) -> None:
+async def test_register_refuses_writes_after_an_io_error(tmp_path: Path) -> None:
     disk = FailingDisk()
     register = await opened(disk, tmp_path / "register.json")
     disk.fault = OSError(errno.EIO, "broken")
@@ -151,7 +151,7 @@ async def test_after_a_failed_sync_nothing_is_written_any_more(tmp_path: Path) -
     assert "broken" in register.broken
 
 
-async def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(tmp_path: Path) -> None:
+async def test_cancelled_write_completes_before_the_next_write(tmp_path: Path) -> None:
     disk = FailingDisk()
     register = await opened(disk, tmp_path / "register.json")
     disk.go.clear()
@@ -169,7 +169,7 @@ async def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(
     assert list(await again.all()) == ["a", "b"] == list(await register.all())
 
 
-async def test_the_register_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_register_limits_the_number_of_broker_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_BROKER_SETS == 1_000
     monkeypatch.setattr("controller.register.MAX_BROKER_SETS", 2)
 

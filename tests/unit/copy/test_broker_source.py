@@ -39,7 +39,7 @@ def read(pulls: int) -> Chunk:
     return asyncio.run(BrokerSource(cast("AsyncClient", client), "orders").read(QUEUE, 0, 10, 100))
 
 
-def test_lagging_slave_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lagging_slave_is_pulled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_PAUSE_S", 0.0)
     chunk = read(3)
     assert ([one.queue_offset for one in chunk.messages], chunk.next_offset) == (list(range(10)), 10)

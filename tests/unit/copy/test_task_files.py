@@ -25,7 +25,7 @@ def task(name: str = "r1") -> Task:
     )
 
 
-def test_a_task_is_read_as_it_was_saved(tmp_path: Path) -> None:
+def test_saved_task_round_trips(tmp_path: Path) -> None:
     book = TaskBook(tmp_path / "deep" / "er")
     assert book.names() == []
     book.save(task())
@@ -48,7 +48,7 @@ def test_invalid_and_missing_task_files_are_errors(tmp_path: Path) -> None:
         TaskBook(tmp_path).load("r2")
 
 
-def test_one_process_at_a_time_and_the_other_one_may_ask_for_its_end(tmp_path: Path) -> None:
+def test_task_is_locked_by_one_process_and_cancelled_by_another(tmp_path: Path) -> None:
     book, other = TaskBook(tmp_path), TaskBook(tmp_path)
     book.save(task())
     with book.locked("r1"):
@@ -69,9 +69,7 @@ def test_one_process_at_a_time_and_the_other_one_may_ask_for_its_end(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_whose_file_was_forgotten_meanwhile_is_taken_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_is_retaken_if_its_file_was_deleted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book, other = TaskBook(tmp_path), TaskBook(tmp_path)
     book.save(task())
     flock, forgets = fcntl.flock, [lambda: other.forget("r1")]

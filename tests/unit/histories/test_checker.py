@@ -132,7 +132,7 @@ def changed(events: list[Event], old: Event, **fields: object) -> list[Event]:
     return [replace(event, **fields) if event == old else event for event in events]
 
 
-def test_a_history_without_a_fault_breaks_nothing() -> None:
+def test_history_without_faults_passes() -> None:
     for promise in (SYNC, ASYNC):
         report = check(whole(), promise)
         assert report.violations == [], told(report.violations)
@@ -231,24 +231,24 @@ def h_topics(events: list[Event]) -> Topics:
 
 
 @pytest.mark.parametrize(("kind", "plant"), [(kind, plant) for _, kind, plant in PLANTED], ids=[p[0] for p in PLANTED])
-def test_a_planted_fault_is_found(kind: str, plant: Plant) -> None:
+def test_planted_fault_is_found(kind: str, plant: Plant) -> None:
     assert kind in kinds(plant(whole()))
 
 
 @pytest.mark.parametrize("promise", [SYNC, ASYNC])
-def test_a_harness_that_lost_its_records_is_found_in_every_mode(promise: Promise) -> None:
+def test_lost_harness_records_are_found_in_every_mode(promise: Promise) -> None:
     for description, kind, plant in PLANTED:
         if kind == "blind":
             assert kind in kinds(plant(whole()), promise), description
 
 
-def test_every_kind_of_the_checkers_head_is_planted() -> None:
+def test_every_kind_of_fault_is_planted() -> None:
     doc = check.__globals__["__doc__"].partition("In `async`")[0]
     named = {line[2:15].strip() for line in doc.splitlines()[2:] if line.startswith("  ") and line[2] != " "} - {"kind"}
     assert {kind for _, kind, _ in PLANTED} == named
 
 
-def test_what_an_answer_does_not_promise_may_be_there_or_not() -> None:
+def test_unacknowledged_message_may_exist_or_not() -> None:
     events = without(without_all(whole(), Archived), ARCHIVE)
     assert kinds([*without(events, SHORTER[0]), stored("p-4", 5), Bounds(topic="t", queue=0, first=0, end=6)]) == {
         "missed"
@@ -257,13 +257,13 @@ def test_what_an_answer_does_not_promise_may_be_there_or_not() -> None:
     assert kinds(fewer) == set()
 
 
-def test_a_message_that_a_client_may_have_repeated_may_be_there_twice() -> None:
+def test_possibly_repeated_message_may_exist_twice() -> None:
     twice = [*whole(), stored("p-5", 5), seen("p-5", 5, who="g2", group="g", in_order=True)]
     assert kinds(twice) == {"doubled"}
     assert kinds(changed(twice, LAST, may_repeat=True)) == set()
 
 
-def test_while_the_machine_stood_still_nobody_had_to_serve() -> None:
+def test_time_of_a_stall_extends_the_deadlines() -> None:
     late = changed(whole(), SERVES, at=HEALED + 50_000)
     assert kinds(late) == {"restless"}
     assert kinds([*late, Stall(at=HEALED, lasted=20_000)]) == set()
@@ -272,7 +272,7 @@ def test_while_the_machine_stood_still_nobody_had_to_serve() -> None:
         assert kinds([*late, Stall(at=elsewhen, lasted=20_000)]) == {"restless"}
 
 
-def test_a_round_that_came_too_late_while_the_machine_starved_is_void_and_not_held() -> None:
+def test_late_round_on_a_starved_machine_is_void() -> None:
     never = changed(whole(), SERVES, at=0)
     assert check(whole(), SYNC).verdict is Verdict.HELD
     assert check(never, SYNC).verdict is Verdict.BROKEN
@@ -291,11 +291,11 @@ def test_a_round_that_came_too_late_while_the_machine_starved_is_void_and_not_he
 
 
 @pytest.mark.parametrize("plant", [plant for _, kind, plant in PLANTED if kind not in ("restless", "blind")])
-def test_no_stall_excuses_what_is_wrong(plant: Plant) -> None:
+def test_stall_does_not_excuse_a_wrong_result(plant: Plant) -> None:
     assert check([*plant(whole()), Stall(at=HEALED + 1, lasted=60_000)], SYNC).verdict is Verdict.BROKEN
 
 
-def test_what_is_only_late_is_void_when_the_machine_starved() -> None:
+def test_late_result_on_a_starved_machine_is_void() -> None:
     starved = Stall(at=HEALED + 1, lasted=60_000)
     late = (
         stored("late-0", 0, "late", 6_000),
@@ -318,7 +318,7 @@ def test_what_is_only_late_is_void_when_the_machine_starved() -> None:
     assert check([*whole(), BrokenOff(why="a broken file"), starved], SYNC).verdict is Verdict.BROKEN
 
 
-def test_what_was_passed_over_is_not_late_however_much_the_machine_starved() -> None:
+def test_skipped_message_is_broken_even_on_a_starved_machine() -> None:
     """Later messages were received, so the skipped one will never arrive."""
     starved = Stall(at=HEALED + 1, lasted=60_000)
     rested = Rested(group="g", at=HEALED + 30_000)
@@ -343,7 +343,7 @@ def test_what_was_passed_over_is_not_late_however_much_the_machine_starved() -> 
     ("kind", "plant"),
     [(kind, plant) for what, kind, plant in PLANTED if kind not in ("blind", "topics") and what not in UNSEEN_THEN],
 )
-def test_a_round_that_was_broken_off_late_is_judged_by_what_it_had_proved(kind: str, plant: Plant) -> None:
+def test_aborted_round_is_judged_by_its_proven_facts(kind: str, plant: Plant) -> None:
     """Everything was read before the requests timed out."""
     starved, late = Stall(at=HEALED + 1, lasted=60_000), BrokenOff(why="no answer", late=True)
     read = Bounds(topic="halves", queue=1, first=0, end=0)  # the next queue to read
@@ -354,7 +354,7 @@ def test_a_round_that_was_broken_off_late_is_judged_by_what_it_had_proved(kind: 
         assert check([*events, starved], SYNC).verdict is Verdict.BROKEN
 
 
-def test_of_a_round_that_was_broken_off_nothing_is_said_that_it_had_not_come_to() -> None:
+def test_aborted_round_reports_no_unchecked_fault() -> None:
     """Unread queues and groups without a wait cause no findings."""
     late = BrokenOff(why="no answer", late=True)
     for unread in ((Bounds, Stored, Archived, LogPart, Topics, Rested), (Archived, LogPart, Topics)):
@@ -365,14 +365,14 @@ def test_of_a_round_that_was_broken_off_nothing_is_said_that_it_had_not_come_to(
             assert kinds([*without(events, ARCHIVE), late], promise) == {"blind"}
 
 
-def test_in_async_who_led_is_to_be_known() -> None:
+def test_async_round_needs_a_known_leader() -> None:
     """Otherwise, losses in a round of switchovers would be excused."""
     events = changed(whole(), BEGAN, epoch=-1)
     assert kinds(events, ASYNC) == {"blind"}
     assert kinds(events, SYNC) == set()
 
 
-def test_the_archive_has_its_time_from_when_it_was_asked_for() -> None:
+def test_archive_deadline_starts_at_its_request() -> None:
     """The archive is requested after the groups have settled, which have their own deadline."""
     late = changed(whole(), ARCHIVE, at=HEALED + 31_000)
     assert kinds(late) == {"restless"}
@@ -383,7 +383,7 @@ def test_the_archive_has_its_time_from_when_it_was_asked_for() -> None:
     }
 
 
-def test_a_round_of_nothing_but_hand_overs_keeps_all_in_async_as_long_as_nobody_else_is_elected() -> None:
+def test_async_round_of_switchovers_without_elections_loses_nothing() -> None:
     handed_over = changed(whole(), KILL, kind=Kind.HAND_OVER)
     unasked = changed(handed_over, ENDED, epoch=7)  # two switchovers were acknowledged
     assert "lost" in kinds([*cut_last(handed_over), CUT], ASYNC)
@@ -395,21 +395,21 @@ def test_a_round_of_nothing_but_hand_overs_keeps_all_in_async_as_long_as_nobody_
         assert not owes(unknown, ASYNC)
 
 
-def test_a_report_tells_what_befell_the_round_and_how_long_nobody_was_acknowledged() -> None:
+def test_report_has_faults_and_the_longest_time_without_ack() -> None:
     report = check(whole(), SYNC)
     assert (report.elections, dict(report.faults)) == (1, {"kill": 1})
     assert report.silent_ms == 3_000  # from the end of the third call to the end of the call after the two failed ones
     assert check([*whole(), sent(9, outcome=Outcome.UNKNOWN)], SYNC).silent_ms == 4_000
 
 
-def test_what_went_with_a_disk_or_was_sent_again_may_be_in_the_set() -> None:
+def test_message_of_a_lost_disk_or_repeated_send_may_exist() -> None:
     repeated = changed(whole(), LAST, may_repeat=True)
     assert kinds([*whole(), Kept(key="p-2", where="a's disk")]) == set()
     assert kinds([*whole(), replace(CUT, key="p-2", cut_from="%RETRY%g")]) == set()
     assert kinds([*repeated, CUT]) == set()
 
 
-def test_in_async_what_is_lost_lies_elsewhere() -> None:
+def test_async_loss_must_be_kept_elsewhere_or_recorded() -> None:
     lost = cut_last(whole())
     assert kinds(lost, ASYNC) == {"lost"}
     assert kinds([*lost, Kept(key="p-5", where="a's diverged/1-0-9.log")], ASYNC) == set()
@@ -422,7 +422,7 @@ def test_in_async_what_is_lost_lies_elsewhere() -> None:
     assert "lost" in kinds([*lost, Kept(key="p-5", where="a's diverged/1-0-9.log"), gap], SYNC)
 
 
-def test_in_async_a_hole_in_a_queue_is_a_gap_that_is_told() -> None:
+def test_async_hole_in_a_queue_must_be_a_recorded_gap() -> None:
     events = without(without_all(changed(whole(), SHORTER[0], end=6), Archived), ARCHIVE)
     events.append(stored("p-4", 5))
     events = without(events, stored("p-5", 4), seen("p-5", 4, who="g2", group="g", in_order=True))
@@ -432,7 +432,7 @@ def test_in_async_a_hole_in_a_queue_is_a_gap_that_is_told() -> None:
     assert "hole" in kinds([*events, gap], SYNC)
 
 
-def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_history_file_round_trips(tmp_path: Path) -> None:
     events = whole()
     history.write(tmp_path / "history.jsonl", events)
     assert history.read(tmp_path / "history.jsonl") == events

@@ -61,7 +61,7 @@ def talk(work: Talk, source: str = "client") -> None:
 
 
 @pytest.mark.parametrize("source", ["client", ""])
-def test_a_direction_that_is_cut_holds_what_was_sent_until_it_is_healed(source: str) -> None:
+def test_cut_direction_delivers_its_data_after_healing(source: str) -> None:
     async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         links.cut([THERE])
         writer.write(b" late")
@@ -75,7 +75,7 @@ def test_a_direction_that_is_cut_holds_what_was_sent_until_it_is_healed(source: 
     talk(work, source)
 
 
-def test_who_is_cut_off_does_not_learn_of_the_others_end() -> None:
+def test_close_is_not_delivered_over_a_cut_link() -> None:
     async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         links.cut([THERE])
         writer.close()
@@ -89,7 +89,7 @@ def test_who_is_cut_off_does_not_learn_of_the_others_end() -> None:
     talk(work)
 
 
-def test_a_healing_that_breaks_connections_lets_nothing_through() -> None:
+def test_healing_that_breaks_connections_delivers_nothing() -> None:
     async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         links.cut([BACK, THERE])
         writer.write(b" late")
@@ -102,7 +102,7 @@ def test_a_healing_that_breaks_connections_lets_nothing_through() -> None:
     talk(work)
 
 
-async def test_a_connection_of_nobody_is_refused_and_counted() -> None:
+async def test_connection_of_an_unknown_process_is_refused_and_counted() -> None:
     async with linked("") as (links, far, port):
         links._owners = lambda: [("other", 1)]
         reader, _ = await asyncio.open_connection("127.0.0.1", port)
@@ -111,7 +111,7 @@ async def test_a_connection_of_nobody_is_refused_and_counted() -> None:
         assert (links.unknown, far.got) == (1, b"")
 
 
-def test_a_plan_comes_out_of_its_seed_and_every_fault_ends_with_the_round() -> None:
+def test_fault_plan_is_deterministic_and_ends_with_the_round() -> None:
     kinds = set()
     for seed in range(300):
         faults = plan(random.Random(seed), 8.0)

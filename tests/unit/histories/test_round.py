@@ -20,23 +20,23 @@ from tests.waiting import NotWithin, until, wait_until
 
 
 @pytest.mark.parametrize("error", [ConnectionFailed("a"), ClientError("a"), UnknownOutcome("a"), TimeoutError()])
-def test_a_round_that_nobody_answered_may_be_late(error: Exception) -> None:
+def test_unanswered_round_may_be_late(error: Exception) -> None:
     assert isinstance(error, LATE)
 
 
 @pytest.mark.parametrize("error", [ProtocolError("a"), BrokerError(ResponseCode.SYSTEM_ERROR), Failure(1, "a")])
-def test_a_round_that_got_a_wrong_answer_is_not_late(error: Exception) -> None:
+def test_round_with_a_wrong_answer_is_not_late(error: Exception) -> None:
     assert not isinstance(error, LATE)
 
 
-def test_what_was_waited_for_in_vain_is_late() -> None:
+def test_wait_timeout_is_late() -> None:
     with pytest.raises(NotWithin):
         asyncio.run(until(lambda: False, timeout=0.05))
     with pytest.raises(NotWithin):
         wait_until(lambda: False, timeout=0.05)
 
 
-def test_who_led_is_asked_until_somebody_answers_and_no_longer_than_patience_lasts() -> None:
+def test_leader_is_queried_until_an_answer_or_timeout() -> None:
     answers = iter((-1, -1, 7))
 
     async def ask() -> int:
@@ -82,7 +82,7 @@ class Forgetful(BrokerSet):
         self.done.append(f"noted {member}")
 
 
-async def test_a_replacement_goes_on_to_its_end_though_who_asked_for_it_is_cancelled(tmp_path: Path) -> None:
+async def test_cancelled_replacement_runs_to_its_end(tmp_path: Path) -> None:
     """Otherwise, a member would stay down, or restart with a disk whose id the controller has forgotten."""
 
     brokers = Forgetful(tmp_path)
@@ -100,7 +100,7 @@ async def test_a_replacement_goes_on_to_its_end_though_who_asked_for_it_is_cance
     assert brokers.done[4:] == ["kill", "forget", "noted a"], "who asked begins it"
 
 
-async def test_who_is_needed_comes_back_as_it_was(tmp_path: Path) -> None:
+async def test_needed_member_restarts_unchanged(tmp_path: Path) -> None:
     brokers = Forgetful(tmp_path)
     brokers.is_needed = True
     brokers.may_forget.set()
@@ -109,7 +109,7 @@ async def test_who_is_needed_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("end", "is_away"), [(99, True), (100, False)])
-def test_a_member_is_not_replaced_on_its_word_alone(
+def test_member_is_replaced_only_with_confirmation_of_its_master(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int, is_away: bool
 ) -> None:
     """The log of its master must begin above its own log end."""

@@ -15,7 +15,7 @@ from tests.histories import run as runner
 from tests.histories.checker import Report
 
 
-def test_a_run_that_is_ended_early_has_failed_and_keeps_what_it_wrote(
+def test_run_ended_early_fails_and_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def one_round_and_a_half(directory: Path, *, reports: list[Report], **_: Any) -> list[Report]:

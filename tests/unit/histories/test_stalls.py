@@ -14,7 +14,7 @@ from tests.histories.stalls import stalls_noted, stood_still_ms, waited_ms, wait
 from tests.waiting import until
 
 
-async def test_a_loop_that_stands_still_is_noted_with_when_and_how_long() -> None:
+async def test_stall_of_the_loop_is_recorded_with_time_and_duration() -> None:
     history: list[Event] = []
     with stalls_noted(history):
         threading.Event().wait(1.0)  # like a machine busy with other processes
@@ -26,7 +26,7 @@ async def test_a_loop_that_stands_still_is_noted_with_when_and_how_long() -> Non
     assert stood_still_ms(history, stall.at + stall.lasted + 60_000) == 0
 
 
-async def test_a_server_that_waits_for_a_processor_is_noted_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_waiting_for_a_processor_is_recorded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = {7: 400, 8: 0}
     monkeypatch.setattr(stalls, "_LOOK_S", 0.01)
     monkeypatch.setattr(stalls, "waited_ms", lambda process: waited[process])
@@ -41,7 +41,7 @@ async def test_a_server_that_waits_for_a_processor_is_noted_by_its_name(monkeypa
     assert found == [("a", 100), ("b", 1_000)], "what came before, and what is little, is no matter"
 
 
-def test_the_kernel_tells_how_long_a_process_waited_and_of_one_that_is_gone_nothing(tmp_path: Path) -> None:
+def test_processor_wait_time_is_read_from_schedstat(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "schedstat").write_text("5000000 1700000000 9\n")
     assert waited_ms(7, tmp_path) == 1_700

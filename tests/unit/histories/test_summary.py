@@ -16,7 +16,7 @@ def report(*violations: Violation, silent_ms: int = 2_000) -> Report:
     return Report([*violations], counts, elections=1, faults=faults, silent_ms=silent_ms)
 
 
-def test_the_last_line_counts_rounds_by_what_became_of_them() -> None:
+def test_summary_counts_rounds_by_verdict() -> None:
     reports = [report(), report(silent_ms=1_000), report(LATE, silent_ms=9_000), report(LATE, LOST, LOST)]
     assert summary(reports, 5) == (
         "4 rounds of 5: 2 held, 1 broken (lost 1, restless 1), 1 void; 40 sends acknowledged; 4 elections; "
@@ -25,7 +25,7 @@ def test_the_last_line_counts_rounds_by_what_became_of_them() -> None:
     assert summary([], 5) == "0 rounds of 5: 0 held, 0 broken, 0 void; 0 sends acknowledged; 0 elections; faults: none"
 
 
-def test_fewer_rounds_than_asked_for_a_broken_one_or_mostly_void_ones_are_not_enough() -> None:
+def test_too_few_broken_or_mostly_void_rounds_are_not_enough() -> None:
     assert is_enough([report(), report(LATE)], 2)
     assert not is_enough([report()], 2)
     assert not is_enough([report(), report(LOST)], 2)

@@ -34,7 +34,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_all_who_ask_wait_for_the_first_one_together() -> None:
+async def test_concurrent_callers_share_the_first_run() -> None:
     looks = Looks()
     last = LatestResult("look", looks, ManualClock(), wait_s=0.0)
     asking = [asyncio.create_task(last.get()) for _ in range(3)]
@@ -44,7 +44,7 @@ async def test_all_who_ask_wait_for_the_first_one_together() -> None:
     assert [(await one).found for one in asking] == [7, 7, 7]
 
 
-async def test_what_takes_long_is_told_as_it_was_the_last_time_with_its_age() -> None:
+async def test_slow_run_returns_the_last_result_with_its_age() -> None:
     looks, clock = Looks(), ManualClock()
     last = LatestResult("look", looks, clock, wait_s=0.01)
     first = asyncio.create_task(last.get())
@@ -65,7 +65,7 @@ async def test_what_takes_long_is_told_as_it_was_the_last_time_with_its_age() ->
     assert await third == AgedResult(3, 0.0), "who has not to wait for long gets what is there now"
 
 
-async def test_who_goes_away_ends_nobodys_look_and_a_close_ends_it() -> None:
+async def test_cancelled_caller_does_not_cancel_the_run_but_close_does() -> None:
     looks = Looks()
     last = LatestResult("look", looks, ManualClock())
     gone, stays = (asyncio.create_task(last.get()) for _ in range(2))
@@ -81,7 +81,7 @@ async def test_who_goes_away_ends_nobodys_look_and_a_close_ends_it() -> None:
         await again
 
 
-async def test_a_look_that_fails_is_raised_and_the_next_begins_anew() -> None:
+async def test_failed_run_is_raised_and_the_next_call_runs_again() -> None:
     looks = Looks()
     last = LatestResult("look", looks, ManualClock())
     failing = asyncio.create_task(last.get())

@@ -8,7 +8,7 @@ import time
 from infra.observe.loop_lag import PERIOD_S, LoopLag
 
 
-def test_a_blocked_loop_shows_as_a_pause_and_is_told_once() -> None:
+def test_blocked_loop_is_measured_and_reported_once() -> None:
     async def run() -> tuple[float, float]:
         pause = LoopLag()
         pause.start()

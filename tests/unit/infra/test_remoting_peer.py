@@ -63,7 +63,7 @@ async def test_requests_are_signed() -> None:
         peer.close()
 
 
-async def test_a_lost_connection_is_made_again() -> None:
+async def test_lost_connection_is_reopened() -> None:
     async with _serving() as (server, address):
         peer = _peer(address)
         await peer.connect()
@@ -122,6 +122,6 @@ async def test_close_during_an_attempt_leaves_no_connection() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:port"])
-async def test_an_invalid_address_is_an_error(address: str) -> None:
+async def test_invalid_address_is_an_error(address: str) -> None:
     with pytest.raises(NeveError, match="not host:port"):
         await _peer(address).connect()

@@ -58,7 +58,7 @@ def test_unreadable_content_is_an_error_that_names_the_file(content: bytes) -> N
 
 
 @pytest.mark.parametrize("name", ["version", "neveFormat"])
-def test_newer_format_is_refused_whatever_its_shape(name: str) -> None:
+def test_newer_format_is_refused_for_any_content(name: str) -> None:
     """The error names the format, even if the newer document has other fields."""
     with pytest.raises(_Damaged, match="has format 2, this release reads formats up to 1"):
         _file(_disk(b'{"%b":2,"total":[]}' % name.encode())).read()

@@ -63,7 +63,7 @@ def same_as_replayed(rig: Rig) -> bool:
     return state_of(whole) == state_of(rig.journal.catalog) == state_of(read_catalog(rig.store, "b"))
 
 
-def test_each_entry_names_the_newest_checkpoint_and_old_ones_go(rig: Rig) -> None:
+def test_entries_name_the_newest_checkpoint_and_old_ones_are_deleted(rig: Rig) -> None:
     rounds(rig, 20)
     assert len(checkpoints(rig)) == 3
     last = decode_entry(rig.store.objects[journal_key("", "b", rig.journal.catalog.next_seq - 1)][0])
@@ -74,7 +74,7 @@ def test_each_entry_names_the_newest_checkpoint_and_old_ones_go(rig: Rig) -> Non
     assert rig.check_tiles("t") == 60
 
 
-def test_a_start_reads_neither_the_whole_journal_nor_keeps_it_locally(rig: Rig, tmp_path: Path) -> None:
+def test_start_reads_and_mirrors_only_the_journal_since_a_checkpoint(rig: Rig, tmp_path: Path) -> None:
     rounds(rig, 20)
     mirror = tmp_path / "state" / "journal.mirror"
     assert mirror.stat().st_size < 8000
@@ -92,7 +92,7 @@ def test_a_start_reads_neither_the_whole_journal_nor_keeps_it_locally(rig: Rig, 
     assert rig.check_tiles("t") == 69
 
 
-def test_a_start_without_the_store_knows_all_from_its_own_checkpoint(rig: Rig) -> None:
+def test_start_without_store_restores_catalog_from_local_checkpoint(rig: Rig) -> None:
     rounds(rig, 7)
     state = state_of(rig.journal.catalog)
     rig.store.fail("*", StoreUnavailable("down"), times=1000)
@@ -107,9 +107,7 @@ def test_a_start_without_the_store_knows_all_from_its_own_checkpoint(rig: Rig) -
 @pytest.mark.parametrize(
     "files", [["journal.checkpoint"], ["journal.mirror"], ["journal.checkpoint", "journal.mirror"]]
 )
-def test_a_damaged_local_copy_is_completed_from_the_store_and_another_store_still_refused(
-    rig: Rig, tmp_path: Path, files: list[str]
-) -> None:
+def test_damaged_local_journal_copy_is_completed_from_the_store(rig: Rig, tmp_path: Path, files: list[str]) -> None:
     rounds(rig, 7)
     rig.restart()
     for name in files:
@@ -126,7 +124,7 @@ def test_a_damaged_local_copy_is_completed_from_the_store_and_another_store_stil
 
 
 @pytest.mark.parametrize("place", ["put", "packs", "entry", "local"])
-def test_a_crash_around_a_checkpoint_costs_nothing(rig: Rig, place: str) -> None:
+def test_crash_around_a_checkpoint_loses_nothing(rig: Rig, place: str) -> None:
     rounds(rig, 1)
     rig.hot.put("t", count=3)
     rig.offload()
@@ -147,7 +145,7 @@ def test_a_crash_around_a_checkpoint_costs_nothing(rig: Rig, place: str) -> None
 
 
 @pytest.mark.parametrize("small", [1, 32])
-def test_a_checkpoint_that_stands_without_its_entry_gets_that_with_nothing_written_again(
+def test_checkpoint_without_entry_gets_it_without_a_rewrite(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     monkeypatch.setattr("neve.archive.catalog.topic_parts.SMALL_PACKS", small)
@@ -174,7 +172,7 @@ def test_a_checkpoint_that_stands_without_its_entry_gets_that_with_nothing_writt
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "flipped"])
 @pytest.mark.parametrize("where", ["store", "local", "both"])
-def test_a_damaged_pack_costs_a_longer_start_and_the_next_checkpoint_is_whole(
+def test_damaged_pack_slows_the_start_and_next_checkpoint_is_complete(
     rig: Rig, tmp_path: Path, harm: str, where: str
 ) -> None:
     rig.hot.put("other", count=3)
@@ -210,7 +208,7 @@ def _harmed(harm: str, data: bytes) -> bytes:
     return data[:-1] if harm == "cut" else bytes([data[0] ^ 1]) + data[1:]
 
 
-def test_a_checkpoint_writes_what_changed_since_the_one_before(rig: Rig) -> None:
+def test_checkpoint_writes_only_changes_since_the_previous_one(rig: Rig) -> None:
     for number in range(20):
         rig.hot.put(f"quiet-{number}", count=3)
     rounds(rig, 2)
@@ -226,7 +224,7 @@ def test_a_checkpoint_writes_what_changed_since_the_one_before(rig: Rig) -> None
     assert same_as_replayed(rig)
 
 
-def test_a_zombie_writes_no_checkpoint(rig: Rig) -> None:
+def test_superseded_broker_writes_no_checkpoint(rig: Rig) -> None:
     for _ in range(6):
         rig.journal.append(Deleted(keys=[]))
     zombie = rig.journal

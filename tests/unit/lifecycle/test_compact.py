@@ -314,7 +314,7 @@ def new(tmp_path: Path, log: Log) -> Iterator[Callable[..., CompactRig]]:
 New = Callable[..., CompactRig]
 
 
-def test_small_objects_become_one_and_the_old_go_after_the_grace(new: New, log: Log) -> None:
+def test_compaction_merges_small_objects_and_deletes_inputs_after_grace(new: New, log: Log) -> None:
     rig = new()
     pinned = Archive(rig.store).topic(TOPIC, "b")
     before = [list(map(bytes, pinned.read_raw(queue))) for queue in pinned.queues()]
@@ -334,7 +334,7 @@ def test_small_objects_become_one_and_the_old_go_after_the_grace(new: New, log: 
     rig.check_end(log.sealed)
 
 
-def test_a_compaction_writes_no_names_of_all_topics_down(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_does_not_save_the_names_of_all_topics(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round has already saved the names: a compaction must not save those of ten thousand topics again."""
     rig = new(is_quick=True)
     written: list[Path] = []
@@ -353,7 +353,7 @@ def test_a_compaction_writes_no_names_of_all_topics_down(new: New, monkeypatch: 
     assert [path for path in written if path.name.startswith("identity.")] == []
 
 
-def test_each_reader_of_the_bucket_finds_each_row_once_at_every_step(new: New, log: Log) -> None:
+def test_readers_find_each_row_once_at_every_step_of_compaction(new: New, log: Log) -> None:
     rig = new()
 
     def look() -> None:
@@ -372,7 +372,7 @@ def test_each_reader_of_the_bucket_finds_each_row_once_at_every_step(new: New, l
     assert len(looks) >= 8
 
 
-def test_a_dry_run_writes_nothing(new: New) -> None:
+def test_compaction_dry_run_writes_nothing(new: New) -> None:
     rig = new()
     before, seen = dict(rig.store.objects), list[dict[str, Any]]()
     assert rig.lifecycle.compact.now(dry_run=True, progress=seen.append) == 1
@@ -381,7 +381,7 @@ def test_a_dry_run_writes_nothing(new: New) -> None:
     assert rig.lifecycle.compact.now("another", dry_run=True) == 0
 
 
-def test_by_itself_only_where_the_configuration_says_so_and_the_day_has_ended(new: New) -> None:
+def test_compaction_job_needs_the_setting_and_an_ended_day(new: New) -> None:
     rig = new()
     rig.clock.set_wall(1_800_000_000_000)
     rig.lifecycle.safe_clock.confirm()
@@ -424,7 +424,7 @@ def calls_of_one(new: New, *, is_quick: bool) -> Counter[str]:
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_each_fault_of_each_call(new: New, log: Log, kind: str, crash: bool) -> None:
+def test_compaction_survives_each_fault_of_each_store_call(new: New, log: Log, kind: str, crash: bool) -> None:
     error, after = FAULTS[kind]
     calls = calls_of_one(new, is_quick=True)
     if error is None:
@@ -452,7 +452,7 @@ def test_each_fault_of_each_call(new: New, log: Log, kind: str, crash: bool) -> 
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_each_fault_of_the_workers_own_calls(new: New, log: Log, kind: str, crash: bool) -> None:
+def test_compaction_survives_each_fault_of_worker_calls(new: New, log: Log, kind: str, crash: bool) -> None:
     error, after = FAULTS[kind]
     for verb in ("get_range", "put"):
         if verb == "get_range" and isinstance(error, PreconditionFailed):
@@ -483,7 +483,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("step", "nth"), STEPS)
-def test_a_crash_at_each_step(new: New, log: Log, step: str, nth: int) -> None:
+def test_compaction_survives_a_crash_at_each_step(new: New, log: Log, step: str, nth: int) -> None:
     rig = new()
     with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
         rig.compact()
@@ -496,9 +496,7 @@ def test_a_crash_at_each_step(new: New, log: Log, step: str, nth: int) -> None:
 
 
 @pytest.mark.parametrize("step", ["compact.after_intent", "compact.after_upload"])
-def test_what_another_process_left_is_closed_and_deleted_also_where_compaction_is_off(
-    new: New, log: Log, step: str
-) -> None:
+def test_open_compaction_is_aborted_after_restart_if_compaction_is_off(new: New, log: Log, step: str) -> None:
     rig = new()
     with failpoint.armed(step), pytest.raises(FailpointError):
         rig.compact()
@@ -509,7 +507,7 @@ def test_what_another_process_left_is_closed_and_deleted_also_where_compaction_i
     assert [entry.kind for entry in rig.entries(Abort)] == [COMPACT]
 
 
-def test_a_crash_between_the_abort_and_the_deletion_leaves_an_orphan_that_the_sweep_takes(new: New, log: Log) -> None:
+def test_sweep_deletes_orphan_of_a_crash_between_abort_and_deletion(new: New, log: Log) -> None:
     rig = new()
     with failpoint.armed("compact.after_upload"), pytest.raises(FailpointError):
         rig.compact()
@@ -522,7 +520,7 @@ def test_a_crash_between_the_abort_and_the_deletion_leaves_an_orphan_that_the_sw
     assert rig.data_keys() == {name.key for name in rig.names}
 
 
-def test_a_worker_that_fails_after_it_has_written_the_file_leaves_nothing(new: New, log: Log) -> None:
+def test_worker_failure_after_encoding_leaves_no_object(new: New, log: Log) -> None:
     rig = new()
     with failpoint.armed("compact.after_encode"):
         assert rig.compact() == 0
@@ -545,7 +543,7 @@ def while_it_is_made(rig: CompactRig, work: Callable[[], object]) -> None:
     rig.encoder.before = once
 
 
-def test_an_expiry_in_between_is_not_undone(new: New, log: Log) -> None:
+def test_expiry_during_compaction_is_not_undone(new: New, log: Log) -> None:
     rig = new()
     gone = rig.names[0]
     while_it_is_made(
@@ -559,14 +557,14 @@ def test_an_expiry_in_between_is_not_undone(new: New, log: Log) -> None:
     assert rig.data_keys() == {name.key for name in rig.names}
 
 
-def test_a_minimum_that_rises_in_between_holds(new: New, log: Log) -> None:
+def test_minimum_raised_during_compaction_holds(new: New, log: Log) -> None:
     rig = new()
     while_it_is_made(rig, lambda: rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 12}})))
     assert rig.compact() == 1
     rig.check_rows({at: raw for at, raw in log.sealed.items() if at[0] != 0 or at[1] >= 12})
 
 
-def test_rows_that_an_unexpire_brings_back_in_between_are_not_lost(new: New, log: Log) -> None:
+def test_rows_restored_by_unexpire_during_compaction_are_not_lost(new: New, log: Log) -> None:
     rig = new()
     rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 5}}))
     while_it_is_made(rig, lambda: rig.journal.append(Unexpire(keys=[], minimums={TOPIC: {0: 0}})))
@@ -582,7 +580,7 @@ def test_rows_that_an_unexpire_brings_back_in_between_are_not_lost(new: New, log
     again.check_end(log.sealed)
 
 
-def test_a_topic_that_was_deleted_and_made_again_keeps_what_it_has_now(new: New, log: Log) -> None:
+def test_compaction_of_recreated_topic_drops_only_deleted_rows(new: New, log: Log) -> None:
     rig = new()
     rig.journal.append(Topic(topic=TOPIC, deleted=True, minimums={0: 12, 1: 2, 2: 0}))
     rig.journal.append(Topic(topic=TOPIC, minimums={0: 12, 1: 2, 2: 0}))
@@ -594,7 +592,7 @@ def test_a_topic_that_was_deleted_and_made_again_keeps_what_it_has_now(new: New,
     rig.check_end(left)
 
 
-def test_a_zombie_is_fenced_and_what_it_made_is_deleted(new: New, log: Log) -> None:
+def test_superseded_compactor_is_fenced_and_its_object_deleted(new: New, log: Log) -> None:
     rig = new()
 
     def take_over() -> None:
@@ -611,7 +609,7 @@ def test_a_zombie_is_fenced_and_what_it_made_is_deleted(new: New, log: Log) -> N
     rig.check_end(log.sealed)
 
 
-def test_two_compactors_one_of_which_has_the_epoch(new: New, log: Log) -> None:
+def test_replace_of_superseded_compactor_is_refused(new: New, log: Log) -> None:
     """The superseded compactor is refused: its inputs are no longer in the catalog."""
     rig = new()
     second: list[int] = []
@@ -632,7 +630,7 @@ def test_two_compactors_one_of_which_has_the_epoch(new: New, log: Log) -> None:
     rig.check_end(log.sealed)
 
 
-def test_a_lost_replace_that_comes_to_stand_late_is_not_deleted(new: New, log: Log) -> None:
+def test_late_replace_before_its_abort_keeps_the_new_object(new: New, log: Log) -> None:
     """The request is delayed in the network, its writer times out, and it arrives just before the ABORT."""
     rig = new()
     held: list[tuple[str, bytes]] = []
@@ -655,7 +653,7 @@ def test_a_lost_replace_that_comes_to_stand_late_is_not_deleted(new: New, log: L
     rig.check_end(log.sealed)
 
 
-def test_what_failed_is_not_tried_again_at_once_but_when_somebody_asks(
+def test_failed_compaction_is_retried_after_a_delay_or_on_request(
     new: New, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = new(Policy(compaction=True, grace_ms=0))
@@ -680,7 +678,7 @@ def test_what_failed_is_not_tried_again_at_once_but_when_somebody_asks(
 
 
 @pytest.mark.parametrize("how", ["etag", "missing"])
-def test_an_object_that_is_not_there_as_it_was_made_takes_no_place(new: New, log: Log, how: str) -> None:
+def test_missing_or_altered_output_object_replaces_nothing(new: New, log: Log, how: str) -> None:
     rig = new()
     spoiled: Callable[[str], object] = functools.partial(rig.store.put, data=b"x")
     spoil = rig.store.delete if how == "missing" else spoiled
@@ -690,7 +688,7 @@ def test_an_object_that_is_not_there_as_it_was_made_takes_no_place(new: New, log
     rig.check_end(log.sealed)
 
 
-def test_a_catalog_from_the_objects_alone_finds_each_row_once(new: New, log: Log) -> None:
+def test_catalog_rebuilt_from_objects_finds_each_row_once(new: New, log: Log) -> None:
     """Old, new and uncommitted objects coexist. The format page defines which of them count."""
     rig = new()
     with failpoint.armed("compact.after_upload"), pytest.raises(FailpointError):
@@ -721,7 +719,7 @@ def test_a_catalog_from_the_objects_alone_finds_each_row_once(new: New, log: Log
     assert ranked[0] == rig.journal.catalog.objects()[0].key, "the one that is live holds all"
 
 
-def test_by_itself_a_topic_is_looked_at_when_something_has_changed(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_job_plans_a_topic_only_after_a_change(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = new(Policy(compaction=True))
     rig.clock.set_wall(1_800_000_000_000)
     rig.lifecycle.safe_clock.confirm()
@@ -743,7 +741,7 @@ def test_by_itself_a_topic_is_looked_at_when_something_has_changed(new: New, mon
     assert len(looks) == 3, "somebody asks"
 
 
-def test_a_stop_does_not_wait_for_an_object_that_is_being_made(new: New, log: Log) -> None:
+def test_stop_does_not_wait_for_a_running_compaction(new: New, log: Log) -> None:
     rig = new()
 
     def stop(key: str) -> None:
@@ -759,7 +757,7 @@ def test_a_stop_does_not_wait_for_an_object_that_is_being_made(new: New, log: Lo
     rig.check_rows(log.sealed)
 
 
-def test_a_round_does_not_wait_for_an_object_that_is_being_made(new: New, log: Log, tmp_path: Path) -> None:
+def test_round_does_not_wait_for_a_running_compaction(new: New, log: Log, tmp_path: Path) -> None:
     rig = new()
     made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
     uploaded: list[str] = []
@@ -774,7 +772,7 @@ def test_a_round_does_not_wait_for_an_object_that_is_being_made(new: New, log: L
     rig.check_rows(log.sealed)
 
 
-def test_another_priority_begins_a_compaction_anew_and_no_upload(new: New, log: Log, tmp_path: Path) -> None:
+def test_priority_change_restarts_compaction_but_no_upload(new: New, log: Log, tmp_path: Path) -> None:
     rig = new()
     made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
     first: list[Worker] = []
@@ -791,7 +789,7 @@ def test_another_priority_begins_a_compaction_anew_and_no_upload(new: New, log: 
     rig.check_rows(log.sealed)
 
 
-def test_each_change_of_priority_leaves_a_compaction_its_second_try(
+def test_priority_changes_do_not_use_up_the_compaction_retry(
     new: New, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uploads change the priority twice during the compaction; then a worker dies once."""
@@ -817,7 +815,7 @@ def test_each_change_of_priority_leaves_a_compaction_its_second_try(
     rig.check_rows(log.sealed)
 
 
-def test_who_shares_a_low_rate_waits_for_what_the_others_upload_too(new: New, log: Log, tmp_path: Path) -> None:
+def test_worker_timeout_counts_all_uploads_that_share_the_rate(new: New, log: Log, tmp_path: Path) -> None:
     """A worker within its upload rate is not killed as hanging.
 
     Cases: a round, a compaction, and a compaction that a round joins.

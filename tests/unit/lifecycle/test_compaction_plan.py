@@ -65,12 +65,12 @@ def keys(merges: object) -> list[list[str]]:
     return [[name.key for name in inputs] for inputs in merges]  # type: ignore[attr-defined]
 
 
-def test_a_day_that_has_ended_becomes_one_object() -> None:
+def test_objects_of_an_ended_day_are_merged() -> None:
     names = row_of(5)
     assert list(plan_merges(names, 1 << 40, LATER, SIZES)) == [names]
 
 
-def test_a_day_that_goes_on_is_left_until_enough_have_come() -> None:
+def test_objects_of_the_current_day_are_merged_from_a_minimum_count() -> None:
     names = row_of(7, 120)
     today = When(D1 + 23 * HOUR, DAY_MS)
     assert list(plan_merges(names, 1 << 40, today, SIZES)) == []
@@ -79,21 +79,21 @@ def test_a_day_that_goes_on_is_left_until_enough_have_come() -> None:
     assert list(plan_merges(row_of(OPEN_DAY_INPUTS, 20), 1 << 40, today, SIZES)) == []
 
 
-def test_a_day_has_ended_a_grace_after_its_end() -> None:
+def test_day_has_ended_one_grace_after_midnight() -> None:
     names = row_of(5)
     assert list(plan_merges(names, 1 << 40, When(D1 + 2 * DAY_MS - 1, DAY_MS), SIZES)) == []
     assert list(plan_merges(names, 1 << 40, When(D1 + 2 * DAY_MS, DAY_MS), SIZES)) == [names]
     assert list(plan_merges(names, 1 << 40, When(D1, DAY_MS, at_once=True), SIZES)) == [names]
 
 
-def test_what_is_large_enough_is_not_written_again() -> None:
+def test_large_object_is_not_merged() -> None:
     large = int(GAINED * SIZES.target)
     names = row_of(6)
     names[2] = name_of(20, 30, {0: (10, 14)}, size=large)
     assert keys(plan_merges(names, 1 << 40, LATER, SIZES)) == [["0-10", "10-20"], ["30-40", "40-50", "50-60"]]
 
 
-def test_a_little_that_comes_later_does_not_have_much_written_again() -> None:
+def test_small_addition_does_not_rewrite_a_large_object() -> None:
     names = [name_of(0, 10, {0: (0, 4)}, size=700), name_of(10, 20, {0: (5, 9)}, size=50)]
     assert list(plan_merges(names, 1 << 40, LATER, SIZES)) == []
     names[1] = name_of(10, 20, {0: (5, 9)}, size=200)
@@ -110,12 +110,12 @@ def test_a_little_that_comes_later_does_not_have_much_written_again() -> None:
     ],
     ids=["another day", "a hole", "a queue that has begun before", "overlapping ranges"],
 )
-def test_what_does_not_go_on_where_the_one_before_ends_is_not_put_behind_it(second: CommittedObject) -> None:
+def test_noncontiguous_object_is_not_merged(second: CommittedObject) -> None:
     first = [name_of(0, 5, {0: (0, 2), 1: (0, 1)}), name_of(5, 10, {0: (3, 4)})]
     assert keys(plan_merges([*first, second], 1 << 40, LATER, SIZES)) == [["0-5", "5-10"]]
 
 
-def test_what_may_get_an_object_between_is_left() -> None:
+def test_objects_above_an_open_intent_are_not_merged() -> None:
     names = row_of(6)
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=names, through={"t": 60}))
@@ -128,7 +128,7 @@ def test_what_may_get_an_object_between_is_left() -> None:
 
 
 @pytest.mark.parametrize("grace", [HOUR, DAY_MS])
-def test_what_expires_within_twice_the_grace_is_left(grace: int) -> None:
+def test_objects_that_expire_within_twice_the_grace_are_not_merged(grace: int) -> None:
     names = row_of(4)
     ttl = 30 * DAY_MS
     soon = D1 + ttl - 2 * grace
@@ -136,7 +136,7 @@ def test_what_expires_within_twice_the_grace_is_left(grace: int) -> None:
     assert list(plan_merges(names, 1 << 40, When(soon, grace, ttl), SIZES)) == []
 
 
-def test_only_what_is_hidden_for_good_is_left_out() -> None:
+def test_only_permanently_hidden_rows_are_dropped() -> None:
     """An expiry that can still be undone hides rows, but does not drop them."""
     names = row_of(3)
     catalog = Catalog()
@@ -153,7 +153,7 @@ def test_only_what_is_hidden_for_good_is_left_out() -> None:
     assert droppable(catalog, "t", names, When(LATER.now_ms, HOUR + 1, ttl)) == {0: 7}
 
 
-def test_what_is_wholly_hidden_is_nobodys_work() -> None:
+def test_fully_hidden_objects_are_not_merged() -> None:
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=row_of(3), through={"t": 30}))
     catalog.apply(1, Topic(topic="t", deleted=True, minimums={0: 15}))
@@ -167,7 +167,7 @@ OBJECTS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(OBJECTS, st.booleans(), st.integers(0, 500))
-def test_whatever_is_planned_is_neighbours_in_bounds_each_at_most_once(
+def test_plan_merges_bounded_neighbours_and_uses_each_object_once(
     described: list[tuple[int, int, int, int]], at_once: bool, settled: int
 ) -> None:
     names, ends, start, day = [], dict[int, int](), 0, D1
@@ -220,18 +220,18 @@ MERGE = Merge((name_of(0, 10, {0: (0, 4), 1: (3, 3)}), name_of(10, 20, {0: (5, 9
     ],
     ids=["a row less", "a queue less", "the first less", "a queue more", "the day", "the topic", "the range", "a time"],
 )
-def test_an_object_that_is_not_its_inputs_takes_no_place(made: CommittedObject) -> None:
+def test_output_that_differs_from_its_inputs_is_a_mismatch(made: CommittedObject) -> None:
     assert mismatch(MERGE, made, {}) != ""
     assert mismatch(MERGE, merged(MERGE), {}) == ""
 
 
-def test_an_object_that_holds_a_row_twice_takes_no_place() -> None:
+def test_output_with_a_duplicate_row_is_a_mismatch() -> None:
     one = merged(MERGE)
     group = one.row_groups[0]
     assert mismatch(MERGE, msgspec.structs.replace(one, row_groups=[group, group]), {}) != ""
 
 
-def test_rows_that_are_in_view_again_are_not_left_out() -> None:
+def test_rows_visible_again_must_be_in_the_output() -> None:
     merge = Merge(MERGE.inputs, {0: 5})
     made = merged(merge)
     assert made.queues == {0: (5, 9, 0), 1: (3, 3, 5)}

@@ -139,7 +139,7 @@ def by_archive(store: Path) -> list[Row]:
 # ---- readers
 
 
-def test_after_each_entry_delta_rs_sees_what_the_archive_has(
+def test_delta_table_equals_archive_after_each_entry(
     tmp_path: Path, by_duckdb: OtherReader | None, by_spark: OtherReader | None
 ) -> None:
     """Two brokers, one with a name that paths encode; at random, a job is restarted."""
@@ -215,7 +215,7 @@ def hidden(archive: ArchiveAtRandom) -> list[tuple[str, tuple[tuple[int, int], .
     return [(key, one.hidden) for key, one in found if one is not None]
 
 
-def test_all_columns_are_those_of_the_archive(table: Readers) -> None:
+def test_table_columns_equal_the_archive(table: Readers) -> None:
     rows = QueryBuilder().register("rows", ForeignTable(str(table.root))).execute("SELECT * FROM rows").read_all()
     ours = sorted(pa.table(rows).to_pylist(), key=place)
     theirs = sorted(
@@ -231,7 +231,7 @@ def place(row: dict[str, Any]) -> tuple[int, int]:
     return row["queue_id"], row["queue_offset"]
 
 
-def test_statistics_leave_out_no_row(table: Readers) -> None:
+def test_statistics_skip_no_matching_row(table: Readers) -> None:
     rows = by_archive(table.store)
     for low in range(max(row[2] for row in rows) + 2):
         found = by_delta(table.root, f"SELECT {PLACE} FROM rows WHERE queue_offset >= {low} AND queue_id <= 1")
@@ -242,7 +242,7 @@ def test_statistics_leave_out_no_row(table: Readers) -> None:
         assert later == [row[:-1] for row in times if row[-1] is not None and row[-1] > at]
 
 
-def test_the_schema_is_the_objects() -> None:
+def test_table_schema_equals_object_schema() -> None:
     kinds: dict[Any, Any] = {
         pa.int32(): "integer", pa.int64(): "long", pa.timestamp("ms", tz="UTC"): "timestamp", pa.string(): "string",
         pa.bool_(): "boolean", pa.binary(): "binary",
@@ -256,7 +256,7 @@ def test_the_schema_is_the_objects() -> None:
             assert isinstance(found[field.name], dict)
 
 
-def test_a_reader_that_knows_no_deletion_vectors_is_refused(table: Readers) -> None:
+def test_reader_without_deletion_vector_support_is_refused(table: Readers) -> None:
     with pytest.raises(DeltaProtocolError, match="deletionVectors"):
         ForeignTable(str(table.root)).to_pyarrow_dataset()
     # Polars looks up deletion vectors by the encoded path and would find none of this broker.
@@ -264,7 +264,7 @@ def test_a_reader_that_knows_no_deletion_vectors_is_refused(table: Readers) -> N
         pl.scan_delta(str(table.root)).collect()
 
 
-def test_polars_and_duckdb_read_it_through_delta_rs(table: Readers) -> None:
+def test_polars_and_duckdb_read_the_table_through_delta_rs(table: Readers) -> None:
     rows = pa.table(
         QueryBuilder().register("rows", ForeignTable(str(table.root))).execute(f"SELECT {PLACE} FROM rows").read_all()
     )
@@ -291,7 +291,7 @@ WRITES: dict[str, Callable[[ForeignTable], object]] = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_no_other_program_writes_to_it(table: Readers, write: str) -> None:
+def test_writes_of_other_programs_are_refused(table: Readers, write: str) -> None:
     before = {path: path.read_bytes() for path in table.store.rglob("*") if path.is_file()}
     with pytest.raises(CommitFailedError, match="neveManaged"):
         WRITES[write](ForeignTable(str(table.root)))
@@ -301,7 +301,7 @@ def test_no_other_program_writes_to_it(table: Readers, write: str) -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_no_other_program_cleans_up_in_it(table: Readers, full: bool) -> None:
+def test_vacuum_of_other_programs_is_refused(table: Readers, full: bool) -> None:
     """Objects in their grace and uncommitted objects must survive."""
     stray = table.root / "dt=2026-01-02" / "broker=b%25" / f"{0:020d}-{1:020d}-e9.parquet"
     stray.write_bytes(b"on its way")
@@ -313,7 +313,7 @@ def test_no_other_program_cleans_up_in_it(table: Readers, full: bool) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_foreign_checkpoint_which_delta_rs_does_not_refuse_changes_nothing(table: Readers) -> None:
+def test_foreign_checkpoint_changes_nothing(table: Readers) -> None:
     ForeignTable(str(table.root)).create_checkpoint()
     for _ in range(3):
         table.archive.step()
@@ -321,7 +321,7 @@ def test_a_foreign_checkpoint_which_delta_rs_does_not_refuse_changes_nothing(tab
         assert by_delta(table.root) == by_archive(table.store)
 
 
-def test_another_programs_table_is_left_alone(tmp_path: Path) -> None:
+def test_table_of_another_program_is_not_written(tmp_path: Path) -> None:
     directory = tmp_path / "store"
     directory.mkdir()
     write_deltalake(str(directory / "topic=orders"), ONE_ROW)
@@ -335,7 +335,7 @@ def test_another_programs_table_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b'{"commitInfo":{"timest', b'{"add":{"size":1}}\n', b'{"txn":{}}\n', b"[1]\n"])
-def test_a_damaged_log_stops_its_table_alone(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_delta_log_stops_only_its_table(tmp_path: Path, damage: bytes) -> None:
     store = MemoryStore(ManualClock(T0))
     archive = history(store, tmp_path / "log", 4, 3)
     assert of_broker(store).run() > 0
@@ -351,7 +351,7 @@ def test_a_damaged_log_stops_its_table_alone(tmp_path: Path, damage: bytes) -> N
     assert damage.endswith(b"}\n") or "of its log" in running.set_aside.reasons()[TOPIC]
 
 
-def test_what_somebody_took_out_by_force_without_a_time_stays_told_in_checkpoints(tmp_path: Path) -> None:
+def test_checkpoint_keeps_removes_without_deletion_timestamp(tmp_path: Path) -> None:
     """`deletionTimestamp` is optional. A remove without one must be kept."""
     store = MemoryStore(ManualClock(T0))
     history(store, tmp_path / "log", 4, 3)
@@ -368,7 +368,7 @@ def test_what_somebody_took_out_by_force_without_a_time_stays_told_in_checkpoint
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 70_000), st.integers(1, 150_000)), min_size=1, max_size=6))
-def test_a_deletion_vector_says_these_rows_to_delta_rs(
+def test_delta_rs_reads_exact_rows_from_deletion_vector(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]]
 ) -> None:
     spans, at = [], 0
@@ -532,7 +532,7 @@ ERRORS: dict[str, tuple[BaseException, bool]] = {
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_whatever_call_fails_or_is_the_last_nothing_is_lost_or_told_twice(
+def test_fault_or_crash_at_each_call_loses_and_duplicates_nothing(
     tmp_path: Path, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call of a job fails that publishes 16 entries and writes a checkpoint and cleans up on the way."""
@@ -543,7 +543,7 @@ def test_whatever_call_fails_or_is_the_last_nothing_is_lost_or_told_twice(
 
 
 @pytest.mark.parametrize("error", ["lost answer", "killed before", "killed after"])
-def test_a_table_that_is_made_in_several_commits_has_each_file_once(
+def test_table_created_in_several_commits_has_each_file_once(
     tmp_path: Path, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The archive existed before the table, so the job begins at a checkpoint of the journal."""
@@ -583,7 +583,7 @@ def of_broker(store: MemoryStore, broker: str = "b", rules: Rules | None = None,
     return tables(store, broker, rules, now)
 
 
-def test_rows_come_back_whose_queue_has_no_minimum_any_more(tmp_path: Path) -> None:
+def test_unexpire_restores_rows_of_a_visible_object(tmp_path: Path) -> None:
     store = MemoryStore(ManualClock(T0))
     archive = history(store, tmp_path / "log", 8, 0)
     queue, (_, last, _) = next(iter(archive.live()[0].queues.items()))
@@ -598,7 +598,7 @@ def test_rows_come_back_whose_queue_has_no_minimum_any_more(tmp_path: Path) -> N
     Follower(store).check(archive)
 
 
-def test_two_processes_that_tell_one_journal_tell_each_entry_once(tmp_path: Path) -> None:
+def test_two_processes_publish_each_journal_entry_once(tmp_path: Path) -> None:
     """At each call of a deposed master's job, the job of its successor runs completely."""
     store = MemoryStore(ManualClock(T0))
     archive = history(store, tmp_path / "log", 4, 10)
@@ -631,7 +631,7 @@ def test_two_processes_that_tell_one_journal_tell_each_entry_once(tmp_path: Path
     assert calls > 20
 
 
-def test_brokers_that_write_at_the_same_time_take_one_version_each(tmp_path: Path) -> None:
+def test_concurrent_brokers_take_one_version_each(tmp_path: Path) -> None:
     store = MemoryStore(ManualClock(T0))
     one = history(store, tmp_path / "one", 4, 6)
     two = ArchiveAtRandom(store, "c", tmp_path / "two", 5)
@@ -646,7 +646,7 @@ def test_brokers_that_write_at_the_same_time_take_one_version_each(tmp_path: Pat
     follower.check(two)
 
 
-def test_the_log_is_cut_behind_checkpoints_that_are_old_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delta_log_is_deleted_below_old_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_table, "CHECKPOINT_COMMITS", 5)
     clock = ManualClock(T0)
     store = MemoryStore(clock)
@@ -667,7 +667,7 @@ def test_the_log_is_cut_behind_checkpoints_that_are_old_enough(tmp_path: Path, m
     assert of_broker(store).run() == 0
 
 
-def test_who_slept_while_the_log_was_cut_reads_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_job_reloads_a_log_that_was_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its commit may be at a version that no reader reads, so it is published again above the others."""
     store = MemoryStore(ManualClock(T0))
     archive = ArchiveAtRandom(store, "b", tmp_path / "log", 4)
@@ -690,9 +690,7 @@ def test_who_slept_while_the_log_was_cut_reads_it_again(tmp_path: Path, monkeypa
     assert {key: store.objects[key] for key in before} == before
 
 
-def test_who_had_nothing_to_tell_until_the_first_versions_were_cut_begins_no_second_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_first_commit_starts_no_second_delta_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Version 0 is free again, but no reader would read it."""
     store = MemoryStore(ManualClock(T0))
     quiet = ArchiveAtRandom(store, "b", tmp_path / "quiet", 4)
@@ -714,7 +712,7 @@ def test_who_had_nothing_to_tell_until_the_first_versions_were_cut_begins_no_sec
     assert told == {path_in(f"topic={TOPIC}", name.key) for name in (*quiet.live(), *busy.live())}
 
 
-def test_a_table_that_was_changed_by_force_is_made_level(tmp_path: Path) -> None:
+def test_restart_repairs_a_table_changed_by_another_writer(tmp_path: Path) -> None:
     """Files that a non-compliant writer removed are added again at the next start."""
     store = MemoryStore(ManualClock(T0))
     archive = history(store, tmp_path / "log", 4, 3)
@@ -728,7 +726,7 @@ def test_a_table_that_was_changed_by_force_is_made_level(tmp_path: Path) -> None
     assert len(state.files) == sum(1 for _ in hidden(archive))
 
 
-def test_a_topic_that_no_rule_names_has_no_table(tmp_path: Path) -> None:
+def test_topic_without_rule_has_no_table(tmp_path: Path) -> None:
     store = MemoryStore(ManualClock(T0))
     history(store, tmp_path / "log", 4, 3)
     for said in ((), ("other",), ("orders2*",)):

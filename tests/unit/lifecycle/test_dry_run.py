@@ -31,7 +31,7 @@ _LIVE_IN_THE_MIDDLE: list[tuple[object, ...]] = [
 @given(_histories, st.integers(0, 80), st.sampled_from([0, 1, 24, 1_000_000]))
 @example(_LIVE_IN_THE_MIDDLE, 0, 24)
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_the_dry_run_shows_what_the_sweep_does(history: list[tuple[object, ...]], later: int, ttl: int) -> None:
+def test_ttl_plan_equals_the_next_sweep(history: list[tuple[object, ...]], later: int, ttl: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         rig = lived(Path(directory), history)
         rig.clock.advance(later * HOUR_MS)
@@ -48,7 +48,7 @@ def test_the_dry_run_shows_what_the_sweep_does(history: list[tuple[object, ...]]
         assert (plan["rows_gone"], plan["rows_kept"]) == (rows - visible(catalog), visible(catalog))
 
 
-def test_what_lies_behind_a_live_object_is_neither_promised_nor_taken() -> None:
+def test_ttl_keeps_expired_objects_above_a_live_one() -> None:
     with tempfile.TemporaryDirectory() as directory:
         rig = lived(Path(directory), _LIVE_IN_THE_MIDDLE)
         rig.policy = Policy(ttl_hours=lambda topic: 24)
@@ -86,7 +86,7 @@ def visible(catalog: Catalog) -> int:
     return sum(name.rows for name in catalog.objects(TOPIC)) - hidden
 
 
-def test_what_expires_on_the_local_log_hides_nothing_live_of_the_archive_below_it() -> None:
+def test_ttl_of_local_log_hides_no_live_archived_row() -> None:
     """The clock went back, and a minimum hides every offset below it, also those of live rows."""
     with tempfile.TemporaryDirectory() as directory:
         rig = lived(

@@ -189,7 +189,7 @@ def new(tmp_path: Path, log: Log) -> Iterator[New]:
         rig.encoder.close()
 
 
-def test_messages_with_the_key_go_and_no_other(new: New, log: Log, rest: Sealed) -> None:
+def test_erasure_deletes_exactly_the_messages_with_the_key(new: New, log: Log, rest: Sealed) -> None:
     rig = new()
     pinned = Archive(rig.store).topic(TOPIC, "b")
     seen: list[dict[str, Any]] = []
@@ -216,7 +216,7 @@ def test_messages_with_the_key_go_and_no_other(new: New, log: Log, rest: Sealed)
     assert rig.erase(erase_id=told["id"])["remains"]["objects"] == []
 
 
-def test_offsets_stay_dense_and_each_gap_says_why(new: New, log: Log) -> None:
+def test_erased_offsets_become_gaps_that_name_the_erasure(new: New, log: Log) -> None:
     rig = new()
     told = rig.erase()
     for queue in range(4):
@@ -228,14 +228,14 @@ def test_offsets_stay_dense_and_each_gap_says_why(new: New, log: Log) -> None:
     assert verify(rig.journal.catalog, rig.store, deep=True).problems == []
 
 
-def test_each_reader_of_the_bucket_finds_the_others_once_at_every_step(new: New, log: Log) -> None:
+def test_readers_find_other_rows_once_at_every_step_of_erasure(new: New, log: Log) -> None:
     rig = new()
     with rig.store.looked_at(lambda: rig.check_others(log.sealed)) as looks:
         rig.erase()
     assert len(looks) >= 20
 
 
-def test_a_dry_run_writes_nothing(new: New) -> None:
+def test_erasure_dry_run_writes_nothing(new: New) -> None:
     rig = new()
     before, seen = dict(rig.store.objects), list[dict[str, Any]]()
     told = rig.erase(dry_run=True, progress=seen.append)
@@ -247,7 +247,7 @@ def test_a_dry_run_writes_nothing(new: New) -> None:
 
 
 @pytest.mark.parametrize("key", ["U0-7", "U2-3"])
-def test_a_unique_key_is_one(new: New, log: Log, key: str) -> None:
+def test_erasure_by_unique_key_deletes_one_message(new: New, log: Log, key: str) -> None:
     rig = new()
     assert rig.lifecycle.erase.now(Wanted(TOPIC, key))["rows"] == 1
     place = tuple(map(int, key[1:].split("-")))
@@ -270,7 +270,9 @@ def calls_of_one(new: New) -> Counter[str]:
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_each_fault_of_each_call(new: New, log: Log, rest: Sealed, kind: str, crash: bool) -> None:
+def test_erasure_survives_each_fault_of_each_store_call(
+    new: New, log: Log, rest: Sealed, kind: str, crash: bool
+) -> None:
     error, after = FAULTS[kind]
     calls = calls_of_one(new)
     if error is None:
@@ -298,7 +300,7 @@ def test_each_fault_of_each_call(new: New, log: Log, rest: Sealed, kind: str, cr
 
 
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_each_fault_of_the_workers_own_calls(new: New, log: Log, rest: Sealed, kind: str) -> None:
+def test_erasure_survives_each_fault_of_worker_calls(new: New, log: Log, rest: Sealed, kind: str) -> None:
     error, after = FAULTS[kind]
     for verb in ("get_range", "put"):
         if verb == "get_range" and isinstance(error, PreconditionFailed):
@@ -318,7 +320,7 @@ def test_each_fault_of_the_workers_own_calls(new: New, log: Log, rest: Sealed, k
 
 
 @pytest.mark.parametrize(("step", "nth"), STEPS)
-def test_a_crash_at_each_step(new: New, log: Log, rest: Sealed, step: str, nth: int) -> None:
+def test_erasure_survives_a_crash_at_each_step(new: New, log: Log, rest: Sealed, step: str, nth: int) -> None:
     rig = new()
     with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
         rig.erase()
@@ -331,7 +333,7 @@ def test_a_crash_at_each_step(new: New, log: Log, rest: Sealed, step: str, nth: 
 
 
 @pytest.mark.parametrize("step", ["compact.after_intent", "compact.after_upload"])
-def test_what_another_process_left_open_is_closed_by_itself(new: New, log: Log, step: str) -> None:
+def test_open_erasure_rewrite_is_aborted_after_restart(new: New, log: Log, step: str) -> None:
     rig = new()
     with failpoint.armed(step), pytest.raises(FailpointError):
         rig.erase()
@@ -353,7 +355,7 @@ def once_between(rig: EraseRig, work: Callable[[], object]) -> None:
     rig.store.before_first("put", lambda _: work(), match="topic=")
 
 
-def test_a_zombie_is_fenced(new: New, log: Log, rest: Sealed) -> None:
+def test_superseded_broker_cannot_erase(new: New, log: Log, rest: Sealed) -> None:
     rig = new(is_quick=True)
     once_between(rig, lambda: rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid).attach(0))
     with pytest.raises(Fenced):
@@ -365,7 +367,7 @@ def test_a_zombie_is_fenced(new: New, log: Log, rest: Sealed) -> None:
     rig.check_end(rest)
 
 
-def test_what_compaction_made_meanwhile_is_looked_at(new: New, log: Log, rest: Sealed) -> None:
+def test_erasure_searches_objects_compacted_in_the_meantime(new: New, log: Log, rest: Sealed) -> None:
     rig = new(is_quick=True)
     once_between(rig, rig.compact)
     told = rig.erase()
@@ -375,7 +377,7 @@ def test_what_compaction_made_meanwhile_is_looked_at(new: New, log: Log, rest: S
     rig.check_end(rest)
 
 
-def test_what_is_compacted_afterwards_lacks_it_still(new: New, log: Log, rest: Sealed) -> None:
+def test_compaction_after_erasure_keeps_rows_erased(new: New, log: Log, rest: Sealed) -> None:
     rig = new()
     rig.erase()
     assert rig.compact() >= 1
@@ -385,7 +387,7 @@ def test_what_is_compacted_afterwards_lacks_it_still(new: New, log: Log, rest: S
     rig.check_end(rest)
 
 
-def test_what_expires_meanwhile_does_not_come_back_with_it(new: New, log: Log) -> None:
+def test_expiry_during_erasure_is_not_undone(new: New, log: Log) -> None:
     rig = new(is_quick=True)
     gone = rig.names[0]
     once_between(
@@ -398,7 +400,7 @@ def test_what_expires_meanwhile_does_not_come_back_with_it(new: New, log: Log) -
     rig.check_rows(left)
 
 
-def test_of_what_had_expired_nothing_comes_back_and_its_neighbours_may(new: New, log: Log) -> None:
+def test_unexpire_restores_no_object_with_erased_rows(new: New, log: Log) -> None:
     """All rows expired by a wrong clock. Then the key is erased, then the expiry is undone."""
     rig = new()
     minimums = {TOPIC: {0: 15, 1: 5}}
@@ -426,7 +428,7 @@ def between_look_and_entry(rig: EraseRig, monkeypatch: pytest.MonkeyPatch, work:
     monkeypatch.setattr(rig.lifecycle.erase._replacement, "withdraw", withdraw)
 
 
-def test_an_expiry_that_is_taken_back_meanwhile_loses_no_other_message(
+def test_unexpire_during_erasure_loses_no_other_message(
     new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = new()
@@ -440,7 +442,7 @@ def test_an_expiry_that_is_taken_back_meanwhile_loses_no_other_message(
     rig.check_end(rest)
 
 
-def test_what_expires_again_and_comes_back_is_looked_at_each_time(
+def test_erasure_searches_object_after_each_expiry_and_unexpire(
     new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = new(is_quick=True)
@@ -458,7 +460,7 @@ def test_what_expires_again_and_comes_back_is_looked_at_each_time(
     rig.check_end(rest)
 
 
-def test_an_object_alone_that_comes_back_into_view_is_looked_at_again(
+def test_erasure_searches_a_single_restored_object_again(
     new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = new(first=1)
@@ -471,7 +473,7 @@ def test_an_object_alone_that_comes_back_into_view_is_looked_at_again(
     rig.check_rows(of_it)
 
 
-def test_no_entry_is_written_after_which_a_row_in_view_would_be_nowhere(new: New, log: Log) -> None:
+def test_erase_entry_that_would_lose_a_visible_row_is_not_written(new: New, log: Log) -> None:
     rig = new()
     of_it: dict[str, Any] = {"id": "e1.1", "old": [rig.names[0].key], "new": [], "delete_after_ms": 0}
     for rows in ([], [(TOPIC, 0, 0, 7)], [(TOPIC, 0, 1, 8)], [("another", 0, 0, 8)]):
@@ -484,7 +486,7 @@ def test_no_entry_is_written_after_which_a_row_in_view_would_be_nowhere(new: New
 
 
 @pytest.mark.parametrize("expired", [False, True])
-def test_where_an_entry_would_lose_rows_nothing_of_it_is_written_and_that_is_said(
+def test_erasure_that_would_lose_rows_is_aborted_and_reported(
     new: New, log: Log, monkeypatch: pytest.MonkeyPatch, expired: bool
 ) -> None:
     rig = new(first=2)
@@ -502,7 +504,7 @@ def test_where_an_entry_would_lose_rows_nothing_of_it_is_written_and_that_is_sai
     assert len(rig.entries(Abort)) == (0 if expired else 2)
 
 
-def test_what_lacks_the_row_by_now_may_go_before_what_has_it_and_that_does_not_come_back(new: New, log: Log) -> None:
+def test_unexpire_skips_old_object_after_its_compacted_copy_is_deleted(new: New, log: Log) -> None:
     """The row was below the minimum of its queue when its object was compacted."""
     rig = new(is_quick=True)
     old = rig.names[0]
@@ -520,7 +522,7 @@ def test_what_lacks_the_row_by_now_may_go_before_what_has_it_and_that_does_not_c
     assert old.key not in {name.key for name in rig.journal.catalog.objects()}
 
 
-def test_with_no_grace_the_last_copy_is_deleted_before_the_certificate(new: New, log: Log, rest: Sealed) -> None:
+def test_erasure_without_grace_deletes_objects_before_certificate(new: New, log: Log, rest: Sealed) -> None:
     rig = new()
     rig.lifecycle.compact.now()
     told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
@@ -531,7 +533,7 @@ def test_with_no_grace_the_last_copy_is_deleted_before_the_certificate(new: New,
     rig.check_end(rest)
 
 
-def test_a_damaged_object_is_said_and_the_others_are_erased(new: New, log: Log) -> None:
+def test_damaged_object_is_reported_and_others_are_erased(new: New, log: Log) -> None:
     rig = new()
     key = rig.names[0].key
     rig.store.put(key, b"x" * rig.names[0].size)
@@ -541,7 +543,7 @@ def test_a_damaged_object_is_said_and_the_others_are_erased(new: New, log: Log) 
     assert told["rows"] == len(MEANT) - 2
 
 
-def test_a_damaged_object_that_expires_meanwhile_is_said_once(new: New) -> None:
+def test_damaged_object_that_expires_during_erasure_is_reported_once(new: New) -> None:
     rig = new(is_quick=True)
     damaged = rig.names[0].key
     rig.store.put(damaged, b"x")
@@ -551,7 +553,7 @@ def test_a_damaged_object_that_expires_meanwhile_is_said_once(new: New) -> None:
     assert [text.partition(": ")[0] for text in told["not_erased"]] == [damaged]
 
 
-def test_a_damaged_object_that_is_deleted_before_the_certificate_is_none(new: New) -> None:
+def test_damaged_object_deleted_before_certificate_is_not_reported(new: New) -> None:
     rig = new()
     damaged = rig.names[0]
     rig.store.put(damaged.key, b"x" * damaged.size)
@@ -561,9 +563,7 @@ def test_a_damaged_object_that_is_deleted_before_the_certificate_is_none(new: Ne
     assert (told["complete"], told["not_erased"]) == (True, [])
 
 
-def test_rows_of_which_nobody_can_tell_are_said_of_the_object_that_has_them(
-    new: New, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undecidable_rows_are_reported_with_their_object(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, inner = new(first=1), erase_module._judged
 
     def judged(wanted: Wanted, topics: Collection[str], record: MessageRecord) -> Verdict:
@@ -577,7 +577,7 @@ def test_rows_of_which_nobody_can_tell_are_said_of_the_object_that_has_them(
     assert left.key != rig.names[0].key
 
 
-def test_an_object_that_is_deleted_while_it_is_searched_is_none(new: New, log: Log, rest: Sealed) -> None:
+def test_object_deleted_during_its_search_is_ignored(new: New, log: Log, rest: Sealed) -> None:
     rig = new(is_quick=True)
     rig.erase()
 
@@ -607,7 +607,9 @@ def test_certificate_is_incomplete_while_a_message_is_unarchived(
     assert told["not_erased"] == [f"{TOPIC} is not archived whole"]
 
 
-def test_what_a_round_takes_behind_the_last_look_is_said(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_is_incomplete_if_a_round_archives_after_the_search(
+    new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = new(is_quick=True)
     rig.hot.tail = 1 << 20
     rig.hot.put(TOPIC, 9, 3)
@@ -626,7 +628,7 @@ def test_what_a_round_takes_behind_the_last_look_is_said(new: New, monkeypatch: 
     assert told["not_erased"] == [f"{TOPIC} is not archived whole"]
 
 
-def test_copies_in_the_local_log_are_said_with_their_time(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_lists_local_copies_with_their_deletion_time(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = new(Policy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 0, 15)
     rig.hot.first_segment, rig.hot.tail = 5_000, 5_000 + SEGMENT  # offsets 0 to 4 were below
@@ -647,7 +649,7 @@ def test_copies_in_the_local_log_are_said_with_their_time(new: New, monkeypatch:
     assert again["remains"]["local_log"] == [*copies, *of_no_queue(until)], "an erasure that is asked for again"
 
 
-def test_what_the_local_log_alone_has_of_what_expired_is_said(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_counts_unsearched_expired_rows_in_local_log(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = new(Policy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
@@ -660,9 +662,7 @@ def test_what_the_local_log_alone_has_of_what_expired_is_said(new: New, monkeypa
     assert copies["hidden"] == copies["rows"], "no request returns what lies below the minimum"
 
 
-def test_the_local_log_returns_none_of_it_before_the_certificate_is_told(
-    new: New, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erased_rows_are_hidden_in_local_log_before_certificate(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = new()
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
@@ -676,9 +676,7 @@ def test_the_local_log_returns_none_of_it_before_the_certificate_is_told(
     assert hidden == [{offset for queue, offset in MEANT if queue == 0}]
 
 
-def test_after_a_crash_between_the_erasing_and_the_hiding_the_next_start_hides(
-    new: New, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restart_hides_erased_rows_after_crash_before_hiding(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = new()
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
@@ -690,7 +688,7 @@ def test_after_a_crash_between_the_erasing_and_the_hiding_the_next_start_hides(
     assert rig.hot.hidden == {(TOPIC, 0): {offset for queue, offset in MEANT if queue == 0}}
 
 
-def test_an_erasure_that_is_broken_off_hides_what_it_has_taken(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_erasure_hides_the_erased_rows(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     """No restart is needed: the job runs periodically in the broker."""
     rig = new()
     rig.hot.put(TOPIC, 0, 15)
@@ -700,7 +698,7 @@ def test_an_erasure_that_is_broken_off_hides_what_it_has_taken(new: New, monkeyp
     assert rig.lifecycle.hot_erasure.run() == 3
 
 
-def test_what_could_not_be_erased_is_returned_as_before(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_could_not_be_erased_stay_visible(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first object has two rows with the key and is unreadable, so both tiers still return them."""
     rig = new()
     rig.hot.put(TOPIC, 0, 15)
@@ -713,9 +711,7 @@ def test_what_could_not_be_erased_is_returned_as_before(new: New, monkeypatch: p
     assert erased == {12, 13}
 
 
-def test_of_a_topic_that_is_gone_what_stays_out_of_view_is_hidden_too(
-    new: New, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erasure_hides_rows_of_deleted_topic_in_local_log(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that no reader sees get no gap, but their records can still be read by physical offset."""
     rig = new()
     rig.hot.put(TOPIC, 0, 15)
@@ -734,7 +730,7 @@ def of_no_queue(until: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_copies_of_a_deleted_topic_in_the_local_log_are_said(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_lists_local_copies_of_a_deleted_topic(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = new(Policy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
@@ -743,7 +739,7 @@ def test_copies_of_a_deleted_topic_in_the_local_log_are_said(new: New, monkeypat
     assert {one["queue"]: one["rows"] for one in told["remains"]["local_log"]} == {0: 4, 1: 1, 3: 4}
 
 
-def test_of_what_the_journal_has_forgotten_the_certificate_still_speaks(new: New) -> None:
+def test_certificate_covers_gaps_dropped_from_the_catalog(new: New) -> None:
     rig = new()
     rig.journal.append(Expire(keys=[rig.names[0].key], delete_after_ms=1 << 60, minimums={TOPIC: {0: 9}}))
     told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
@@ -752,7 +748,7 @@ def test_of_what_the_journal_has_forgotten_the_certificate_still_speaks(new: New
     assert erased_of(rig.journal.catalog.gaps(), told["id"])[0][2] == 12, "gaps below all that is there"
 
 
-def test_what_asks_again_without_an_id_is_told_of_all_that_remains(new: New) -> None:
+def test_repeated_erasure_without_id_lists_all_remains(new: New) -> None:
     rig = new()
     first, again = rig.erase(), rig.erase()
     assert (again["complete"], again["rows"]) == (True, 0)
@@ -761,7 +757,7 @@ def test_what_asks_again_without_an_id_is_told_of_all_that_remains(new: New) -> 
     assert len(again["remains"]["objects"]) == 3
 
 
-def test_an_expired_object_with_two_keys_remains_for_both(new: New) -> None:
+def test_expired_object_with_two_keys_is_listed_for_both(new: New) -> None:
     rig = new()
     key = rig.names[0].key
     rig.journal.append(Expire(keys=[key], delete_after_ms=1 << 60, minimums={TOPIC: {0: 9}}))
@@ -771,7 +767,7 @@ def test_an_expired_object_with_two_keys_remains_for_both(new: New) -> None:
         assert key in {one["key"] for one in told["remains"]["objects"]}, wanted
 
 
-def test_objects_in_no_view_are_said(new: New) -> None:
+def test_certificate_lists_objects_outside_the_catalog(new: New) -> None:
     rig = new()
     of_it: dict[str, Any] = {"start": rig.names[0].start, "end": rig.names[1].end, "epoch": 1}
     orphan = data_key("", TOPIC, DAY, "b", rewrite=7, **of_it)
@@ -787,7 +783,7 @@ def test_objects_in_no_view_are_said(new: New) -> None:
     assert not rig.erase()["complete"]
 
 
-def test_an_object_that_is_deleted_between_the_listing_and_the_naming_is_in_no_view_and_not_said(new: New) -> None:
+def test_object_deleted_after_listing_is_not_in_certificate(new: New) -> None:
     rig = new()
     rig.erase()
     inner = rig.store.list
@@ -804,7 +800,7 @@ def test_an_object_that_is_deleted_between_the_listing_and_the_naming_is_in_no_v
     assert rig.names[0].key not in rig.store.objects
 
 
-def test_who_was_fenced_meanwhile_certifies_nothing(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fenced_broker_issues_no_certificate(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     """No message has the key, so the erasure appends no entry that would reveal the fence."""
     rig = new(is_quick=True)
     successor = rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid)
@@ -819,7 +815,7 @@ def test_who_was_fenced_meanwhile_certifies_nothing(new: New, monkeypatch: pytes
         rig.lifecycle.erase.now(Wanted(TOPIC, "nobody"))
 
 
-def test_a_long_search_is_told_of_now_and_then(new: New) -> None:
+def test_long_search_reports_progress(new: New) -> None:
     rig = new(is_quick=True)
     rig.store.on_call = lambda verb, key: rig.clock.advance(3_000) if verb == "head" else None
     for dry_run in (True, False):
@@ -828,7 +824,7 @@ def test_a_long_search_is_told_of_now_and_then(new: New) -> None:
         assert [item["objects"] for item in seen if item["event"] == "searched"] == [3]
 
 
-def test_a_checkpoint_says_the_same(new: New, log: Log) -> None:
+def test_checkpoint_preserves_erasures(new: New, log: Log) -> None:
     rig = new()
     told = rig.erase()
     catalog = rig.journal.catalog
@@ -845,7 +841,7 @@ def test_a_checkpoint_says_the_same(new: New, log: Log) -> None:
     assert erased_of(again.gaps(), told["id"]) == erased_of(catalog.gaps(), told["id"]) != []
 
 
-def test_caches_forget_what_was_erased_once_nobody_can_fetch_it(new: New, log: Log) -> None:
+def test_caches_drop_erased_objects_after_their_deletion(new: New, log: Log) -> None:
     rig = new()
     forgotten: list[str] = []
 

@@ -44,7 +44,7 @@ def passed(rig: Rig, days: int) -> None:
     rig.lifecycle.expire.run()
 
 
-def test_a_name_goes_when_its_objects_its_records_and_the_retention_have_gone(rig: Rig) -> None:
+def test_deleted_topic_is_forgotten_after_objects_records_and_retention(rig: Rig) -> None:
     archived_and_deleted(rig)
     assert rig.lifecycle.forget.run() == 0
     passed(rig, 8)
@@ -66,7 +66,7 @@ def test_a_name_goes_when_its_objects_its_records_and_the_retention_have_gone(ri
 @pytest.mark.parametrize(
     "why", ["young", "not deleted", "expiring", "open", "in the log", "has queues", "made again", "of a set"]
 )
-def test_a_name_stays_while_something_of_it_may_be_there(rig: Rig, why: str) -> None:
+def test_deleted_topic_is_kept_while_a_trace_of_it_may_exist(rig: Rig, why: str) -> None:
     archived_and_deleted(rig)
     passed(rig, 6 if why == "young" else 8)
     begin, end = rig.hot.confirmed_range()
@@ -99,7 +99,7 @@ def test_a_name_stays_while_something_of_it_may_be_there(rig: Rig, why: str) -> 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("error", [StoreUnavailable("503"), UnknownOutcome("timeout")])
-def test_where_it_is_not_known_whether_it_stands_the_next_run_does_it(
+def test_forget_with_unknown_outcome_is_completed_by_the_next_run(
     rig: Rig, error: Exception, after: bool, crash: bool
 ) -> None:
     archived_and_deleted(rig)
@@ -116,7 +116,7 @@ def test_where_it_is_not_known_whether_it_stands_the_next_run_does_it(
     assert [entry.topics for entry in told] == [["a"]]
 
 
-def test_a_name_that_is_forgotten_is_in_no_checkpoint(rig: Rig) -> None:
+def test_forgotten_topic_is_in_no_checkpoint(rig: Rig) -> None:
     archived_and_deleted(rig)
     passed(rig, 8)
     rig.lifecycle.forget.run()
@@ -125,7 +125,7 @@ def test_a_name_that_is_forgotten_is_in_no_checkpoint(rig: Rig) -> None:
     assert packs and not any(b"topic\xa1a" in data for data in packs)
 
 
-def test_what_is_taken_of_a_checkpoint_when_asked_forgets_it_too() -> None:
+def test_lazily_loaded_checkpoint_forgets_the_topic() -> None:
     store, catalog = MemoryStore(), Catalog()
     tombstones = [Topic(topic=topic, deleted=True, minimums={0: 7}) for topic in ("a", "b", "c")]
     again = Topic(topic="b", deleted=True, minimums={1: 3})

@@ -27,7 +27,7 @@ def gap(topic: str, queue: int, first: int, last: int, reason: str = f"{ERASED}e
     return Gap(topic=topic, queue=queue, first=first, last=last, reason=reason)
 
 
-def test_what_an_erase_has_told_is_hidden_and_no_other_gap_is(rig: Rig) -> None:
+def test_only_gaps_of_erasures_are_hidden(rig: Rig) -> None:
     """Other gaps hide nothing: an older copy of the log may have brought the lost messages back."""
     for one in (gap("a", 0, 2, 3), gap("a", 0, 4, 5, "lost"), gap("a", 1, 0, 0), gap("b", 0, 1, 1, "not archived")):
         rig.journal.append(one)
@@ -36,9 +36,7 @@ def test_what_an_erase_has_told_is_hidden_and_no_other_gap_is(rig: Rig) -> None:
     assert rig.hot.minimums == {}
 
 
-def test_what_comes_is_looked_at_once_and_what_is_hidden_is_not_asked_for_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hot_erasure_hides_each_journal_entry_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     hide, asked = rig.hot.hide_erased, list[int]()
 
     def hide_erased(rows: list[tuple[str, int, int, int]]) -> Hidden:
@@ -55,7 +53,7 @@ def test_what_comes_is_looked_at_once_and_what_is_hidden_is_not_asked_for_again(
     assert asked == [1, 2]
 
 
-def test_what_the_disk_refused_is_tried_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hot_erasure_retries_after_a_disk_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.journal.append(gap("a", 0, 2, 3))
     hide = rig.hot.hide_erased
 
@@ -69,14 +67,14 @@ def test_what_the_disk_refused_is_tried_again(rig: Rig, monkeypatch: pytest.Monk
     assert rig.lifecycle.hot_erasure.run() == 1
 
 
-def test_a_start_goes_on_with_the_erasures_of_before(rig: Rig) -> None:
+def test_hot_erasure_resumes_after_restart(rig: Rig) -> None:
     rig.journal.append(gap("a", 0, 2, 3))
     rig.restart()
     assert rig.lifecycle.hot_erasure.run() == 1
     assert rig.hot.hidden == {("a", 0): {2, 3}}
 
 
-def test_a_copy_of_another_masters_log_hides_nothing_that_may_be_another_message(rig: Rig) -> None:
+def test_copied_log_hides_no_offset_that_may_be_reused(rig: Rig) -> None:
     """If that log continued below its archive, or the topic was recreated, the offsets belong to other messages."""
     rig.journal.append(gap("a", 0, 2, 3))
     rig.journal.append(gap("b", 0, 1, 1))
@@ -91,7 +89,7 @@ def test_a_copy_of_another_masters_log_hides_nothing_that_may_be_another_message
     assert rig.hot.hidden == {("b", 0): {1}}
 
 
-def test_a_slave_hides_what_its_master_has_erased_as_soon_as_it_reads_the_journal(tmp_path: Path) -> None:
+def test_slave_hides_erased_rows_after_it_follows_the_journal(tmp_path: Path) -> None:
     both = BrokerSet(tmp_path)
     both.a.hot.put("a", 0, 9)
     both.replicate()
@@ -111,7 +109,7 @@ def test_a_slave_hides_what_its_master_has_erased_as_soon_as_it_reads_the_journa
     assert both.b.hot.hidden == {("a", 0): {2, 3, 9}}
 
 
-def test_what_an_unexpire_shows_again_is_still_hidden_where_it_was_erased(rig: Rig) -> None:
+def test_unexpire_keeps_erased_rows_hidden(rig: Rig) -> None:
     rig.journal.append(gap("a", 0, 2, 3))
     rig.lifecycle.hot_erasure.run()
     rig.journal.append(Expire(keys=[], delete_after_ms=1 << 60, minimums={"a": {0: 6}}))

@@ -29,7 +29,7 @@ def test_attach_takes_an_epoch_each_time(rig: Rig) -> None:
     assert len([key for key in rig.store.objects if "journal" in key]) == 2
 
 
-def test_zombie_is_fenced_at_its_next_append_and_stays_so(rig: Rig) -> None:
+def test_superseded_writer_is_fenced_at_its_next_append(rig: Rig) -> None:
     zombie = rig.journal
     rig.restart()
     with pytest.raises(Fenced, match="epoch 2"):
@@ -43,14 +43,14 @@ def test_zombie_is_fenced_at_its_next_append_and_stays_so(rig: Rig) -> None:
     rig.journal.append(Abort(round=1))
 
 
-def test_zombie_notices_by_following(rig: Rig) -> None:
+def test_superseded_writer_is_fenced_by_following(rig: Rig) -> None:
     zombie = rig.journal
     rig.restart()
     with pytest.raises(Fenced):
         zombie.follow()
 
 
-def test_zombies_jobs_change_nothing(rig: Rig) -> None:
+def test_jobs_of_superseded_writer_change_nothing(rig: Rig) -> None:
     rig.hot.put("t", count=30)
     zombie = rig.lifecycle
     rig.restart()
@@ -70,7 +70,7 @@ def test_unknown_outcome_is_read_back(rig: Rig, after: bool) -> None:
     assert rig.journal.catalog.next_seq == 2
 
 
-def test_lost_answer_with_the_store_down_counts_later(rig: Rig) -> None:
+def test_unknown_append_is_resolved_when_the_store_is_back(rig: Rig) -> None:
     rig.store.fail("put", UnknownOutcome("timeout"), after=True, match="journal")
     rig.store.fail("get", StoreUnavailable("down"), match="journal")
     with pytest.raises(UnknownOutcome):
@@ -100,7 +100,7 @@ def test_other_store_is_refused(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("entries", [2, 256])
-def test_a_data_directory_under_another_brokers_name_is_refused(rig: Rig, entries: int) -> None:
+def test_data_directory_of_another_broker_name_is_refused(rig: Rig, entries: int) -> None:
     """The refusal covers the first epoch, and local copies that begin with a checkpoint or with entry 0."""
     rig.journal._checkpoints.period = entries
     rig.hot.put("t", count=3)
@@ -119,7 +119,7 @@ def test_a_data_directory_under_another_brokers_name_is_refused(rig: Rig, entrie
     assert [(run.first, run.last) for run in rig.journal.catalog.queue("t", 0).runs()] == [(0, 2)]
 
 
-def test_an_empty_store_is_refused_in_the_first_epoch_though_the_local_copy_is_lost(rig: Rig) -> None:
+def test_empty_store_is_refused_in_first_epoch_without_local_copy(rig: Rig) -> None:
     rig.hot.put("t", count=3)
     rig.offload()
     rig.store.objects.clear()
@@ -175,7 +175,7 @@ def test_start_without_the_store_serves_and_takes_its_epoch_later(rig: Rig) -> N
     assert rig.check_tiles("t") == 30
 
 
-def test_an_older_copy_that_went_on_without_the_store_archives_nothing(rig: Rig, tmp_path: Path) -> None:
+def test_diverged_older_copy_archives_nothing(rig: Rig, tmp_path: Path) -> None:
     """Its offsets may denote other messages in the archive. It is refused, now and at its next start."""
     rig.hot.put("t", count=5)
     rig.offload()
@@ -201,7 +201,7 @@ def test_an_older_copy_that_went_on_without_the_store_archives_nothing(rig: Rig,
     assert len([key for key in rig.store.objects if "/journal/" in key]) == entries
 
 
-def test_an_older_copy_that_the_archive_has_not_passed_goes_on(rig: Rig, tmp_path: Path) -> None:
+def test_older_copy_not_behind_its_archive_resumes(rig: Rig, tmp_path: Path) -> None:
     rig.hot.put("t", count=5)
     rig.offload()
     copy = tmp_path / "copy"
@@ -217,7 +217,7 @@ def test_an_older_copy_that_the_archive_has_not_passed_goes_on(rig: Rig, tmp_pat
     assert rig.attachment.online
 
 
-def test_torn_mirror_is_cut_and_completed_from_the_store(rig: Rig, tmp_path: Path) -> None:
+def test_torn_mirror_is_truncated_and_completed_from_the_store(rig: Rig, tmp_path: Path) -> None:
     rig.hot.put("t", count=3)
     rig.offload()
     mirror = tmp_path / "state" / "journal.mirror"
@@ -229,7 +229,7 @@ def test_torn_mirror_is_cut_and_completed_from_the_store(rig: Rig, tmp_path: Pat
     assert rig.check_tiles("t") == 3
 
 
-def test_log_below_its_archive_goes_on_above_it(rig: Rig) -> None:
+def test_log_below_its_archive_resumes_above_it(rig: Rig) -> None:
     rig.hot.put("t", count=12)
     rig.offload()
     rig.hot.lose_above(500)
@@ -242,7 +242,7 @@ def test_log_below_its_archive_goes_on_above_it(rig: Rig) -> None:
     assert rig.check_tiles("t") == 15
 
 
-def test_a_lost_put_of_the_format_is_sent_again() -> None:
+def test_put_of_the_format_with_unknown_outcome_is_repeated() -> None:
     """A conditional PUT that S3 answers with 409 has an unknown outcome, too."""
     store = MemoryStore()
     store.fail("put", UnknownOutcome("no answer"), times=2)

@@ -18,7 +18,7 @@ DOWN = StoreUnavailable("503")
 
 
 @pytest.mark.parametrize(("state", "event"), itertools.product(State, Event))
-def test_each_pair_of_state_and_event_is_decided(state: State, event: Event) -> None:
+def test_every_state_and_event_has_a_transition(state: State, event: Event) -> None:
     following = TRANSITIONS[state][event]
     journal = JournalState()
     journal.now = state
@@ -30,13 +30,13 @@ def test_each_pair_of_state_and_event_is_decided(state: State, event: Event) -> 
     assert journal.now is (following or state)
 
 
-def test_nothing_leads_out_of_a_fence_or_a_refusal() -> None:
+def test_fenced_and_refused_are_final_states() -> None:
     assert [state for state, row in TRANSITIONS.items() if not any(row.values())] == [State.FENCED, State.REFUSED]
     reached = {following for row in TRANSITIONS.values() for following in row.values() if following is not None}
     assert reached | {State.NEW} == set(State)
 
 
-def test_a_writer_that_is_superseded_is_fenced_for_good(rig: Rig, tmp_path: Path) -> None:
+def test_superseded_writer_stays_fenced(rig: Rig, tmp_path: Path) -> None:
     states = [rig.new_journal(tmp_path / "none").state, rig.journal.state]
     again = rig.new_journal()
     again.attach(rig.hot.tail)
@@ -49,7 +49,7 @@ def test_a_writer_that_is_superseded_is_fenced_for_good(rig: Rig, tmp_path: Path
             act()
 
 
-def test_a_writer_whose_store_is_away_at_the_start_is_offline_until_it_answers(rig: Rig) -> None:
+def test_writer_is_offline_until_the_store_answers(rig: Rig) -> None:
     journal = rig.new_journal()
     rig.store.fail("get", DOWN)
     assert not journal.attach(rig.hot.tail).online
@@ -61,7 +61,7 @@ def test_a_writer_whose_store_is_away_at_the_start_is_offline_until_it_answers(r
     assert states == [State.OFFLINE, State.ONLINE]
 
 
-def test_a_writer_of_another_log_is_refused_and_may_not_be_asked_again(rig: Rig, tmp_path: Path) -> None:
+def test_writer_of_another_log_stays_refused(rig: Rig, tmp_path: Path) -> None:
     other = rig.new_journal(tmp_path / "other", "another log")
     with pytest.raises(ArchiveRefused):
         other.attach(0)
@@ -70,7 +70,7 @@ def test_a_writer_of_another_log_is_refused_and_may_not_be_asked_again(rig: Rig,
         other.attach(0)
 
 
-def test_a_restore_takes_over_whoever_had_it(rig: Rig, tmp_path: Path) -> None:
+def test_restore_takes_over_the_archive_of_another_log(rig: Rig, tmp_path: Path) -> None:
     other = rig.new_journal(tmp_path / "other", "another log")
     seen: list[State] = []
     other.attach_restoring(lambda: seen.append(other.state), take_over=True)

@@ -48,7 +48,7 @@ def on_upload(rig: Rig, act: Callable[[int], None]) -> list[int]:
     return numbers
 
 
-def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
+def test_turns_are_granted_in_request_order() -> None:
     turns, order, asked = Turns(), [], []
     threads = []
 
@@ -67,7 +67,7 @@ def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
     assert order == asked
 
 
-def test_a_scrapes_look_at_many_topics_breathes_on_the_way(rig: Rig) -> None:
+def test_backlog_scrape_of_many_topics_releases_the_interpreter(rig: Rig) -> None:
     for number in range(200):
         rig.hot.put(f"t{number:03d}")
     breaths: list[int] = []
@@ -76,7 +76,7 @@ def test_a_scrapes_look_at_many_topics_breathes_on_the_way(rig: Rig) -> None:
     assert 5 <= len(breaths) <= 20
 
 
-def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> None:
+def test_segment_is_evicted_while_later_ones_are_archived(rig: Rig) -> None:
     backlog(rig).hot.disk = 0.95
     retention = threading.Thread(target=rig.lifecycle.evict.run)
     seen: list[int] = []
@@ -93,7 +93,7 @@ def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> No
     assert rig.check_tiles("a") == 10 * SEGMENTS
 
 
-def test_a_segment_that_a_cut_took_back_counts_as_evicted_once_it_is(rig: Rig) -> None:
+def test_segment_kept_by_a_truncation_is_counted_once_evicted(rig: Rig) -> None:
     backlog(rig).offload()
     rig.hot.disk, rig.hot.cut_short = 0.95, 2
     evicted = rig.lifecycle.evict.run()
@@ -101,7 +101,7 @@ def test_a_segment_that_a_cut_took_back_counts_as_evicted_once_it_is(rig: Rig) -
     assert rig.lifecycle.evict.evicted == len(evicted) > 2
 
 
-def test_ttl_and_retention_take_their_turns_between_any_two_names_of_a_backlog(rig: Rig) -> None:
+def test_ttl_and_retention_run_between_the_uploads_of_a_backlog(rig: Rig) -> None:
     """Each job runs completely during each upload and finds the work that was committed until then."""
     brief, topics = 6, ("a", "b")
     rig.policy = Policy(archive_min_bytes=1, grace_ms=0, ttl_hours=lambda topic: 1 if topic == "brief" else None)
@@ -134,7 +134,7 @@ def test_ttl_and_retention_take_their_turns_between_any_two_names_of_a_backlog(r
     assert [rig.check_tiles(topic) for topic in topics] == [5 * SEGMENTS] * len(topics)
 
 
-def test_what_is_pending_of_many_topics_is_no_business_of_the_garbage_collector(rig: Rig) -> None:
+def test_pending_topics_are_not_tracked_by_the_garbage_collector(rig: Rig) -> None:
     for topic in range(200):
         rig.hot.put(f"t{topic}")
     found, ranges = rig.lifecycle.backlog(), rig.lifecycle._due.ranges(everything=True)
@@ -142,7 +142,7 @@ def test_what_is_pending_of_many_topics_is_no_business_of_the_garbage_collector(
     assert [one for one in gc.get_objects() if isinstance(one, Pending | TopicRange | _Count)] == []
 
 
-def test_a_stop_ends_a_round_after_the_name_that_is_being_made(rig: Rig) -> None:
+def test_stop_ends_a_round_after_the_current_object(rig: Rig) -> None:
     for topic in range(50):
         rig.hot.put(f"t{topic}")
     uploads = on_upload(rig, lambda number: rig.lifecycle.stop() if number == 2 else None)
@@ -154,7 +154,7 @@ def test_a_stop_ends_a_round_after_the_name_that_is_being_made(rig: Rig) -> None
     assert [rig.check_tiles(f"t{topic}") for topic in range(50)] == [1] * 50
 
 
-def test_a_store_that_is_gone_is_not_asked_for_each_name(rig: Rig) -> None:
+def test_unavailable_store_is_not_called_for_each_object(rig: Rig) -> None:
     for topic in range(50):
         rig.hot.put(f"t{topic}")
 
@@ -172,7 +172,7 @@ def test_a_store_that_is_gone_is_not_asked_for_each_name(rig: Rig) -> None:
     assert [rig.check_tiles(f"t{topic}") for topic in range(50)] == [1] * 50
 
 
-def test_one_name_that_the_store_does_not_take_stops_no_other(rig: Rig) -> None:
+def test_failed_upload_of_one_object_does_not_stop_others(rig: Rig) -> None:
     for topic in range(5):
         rig.hot.put(f"t{topic}")
     rig.store.fail("put", StoreUnavailable("slow down"), match="topic=t1/", times=1)
@@ -180,7 +180,7 @@ def test_one_name_that_the_store_does_not_take_stops_no_other(rig: Rig) -> None:
     assert (len(report.committed), len(report.failed)) == (4, 1)
 
 
-def test_a_long_round_publishes_what_it_has_now_and_then(rig: Rig) -> None:
+def test_long_round_commits_periodically(rig: Rig) -> None:
     for topic in range(6):
         rig.hot.put(f"t{topic}")
     commits: list[int] = []
@@ -210,14 +210,14 @@ def asked_for(rig: Rig) -> list[tuple[int, int]]:
     return ranges
 
 
-def test_the_work_of_a_backlog_grows_with_its_length(rig: Rig) -> None:
+def test_work_of_a_backlog_is_linear_in_its_length(rig: Rig) -> None:
     """Each segment is counted, planned and written once, instead of again in each round."""
     ranges = asked_for(backlog(rig))
     rig.lifecycle.offload.run()
     assert sum(end - start for start, end in ranges) <= 3 * SEGMENTS * SEGMENT
 
 
-def test_a_look_at_the_backlog_reads_only_what_is_new(rig: Rig) -> None:
+def test_backlog_scan_reads_only_new_entries(rig: Rig) -> None:
     backlog(rig)
     rig.hot.put("a", count=3)
     before = rig.lifecycle.backlog()["a"]
@@ -231,7 +231,7 @@ def test_a_look_at_the_backlog_reads_only_what_is_new(rig: Rig) -> None:
     assert ranges == []
 
 
-def test_a_topic_that_nothing_has_come_of_is_not_asked_about_again(rig: Rig) -> None:
+def test_idle_topic_is_not_scanned_again(rig: Rig) -> None:
     rig.policy = Policy(archive_min_bytes=1 << 30)
     for topic in range(20):
         rig.hot.put(f"t{topic}")
@@ -247,7 +247,7 @@ def test_a_topic_that_nothing_has_come_of_is_not_asked_about_again(rig: Rig) -> 
     assert len(ranges) == 1, "nor by the job"
 
 
-def test_a_round_asks_for_all_its_topics_together(rig: Rig) -> None:
+def test_round_reads_its_topics_in_one_call(rig: Rig) -> None:
     for topic in range(100):
         rig.hot.put(f"t{topic}")
     asked = [0]
@@ -265,7 +265,7 @@ def test_a_round_asks_for_all_its_topics_together(rig: Rig) -> None:
     assert asked[0] <= 2 * rounds + 2 * (rounds + 1)
 
 
-def test_counts_of_a_topic_are_not_those_of_the_one_that_came_again(rig: Rig) -> None:
+def test_recreated_topic_starts_new_backlog_counts(rig: Rig) -> None:
     gone = {"a": 0}
     rig.policy = Policy(archive_min_bytes=1 << 30, gone_below=gone.__getitem__)
     rig.hot.put("a", count=5)
@@ -276,7 +276,7 @@ def test_counts_of_a_topic_are_not_those_of_the_one_that_came_again(rig: Rig) ->
     assert rig.lifecycle.backlog()["a"].bytes == 100
 
 
-def test_a_topic_that_came_again_is_archived_though_the_log_lags_behind_what_the_journal_calls_expired(
+def test_recreated_topic_is_archived_below_the_expired_minimum(
     rig: Rig,
 ) -> None:
     """A broker records its own deletions first. Only in a copy of another log can a lower offset be a reused one."""
@@ -288,7 +288,7 @@ def test_a_topic_that_came_again_is_archived_though_the_log_lags_behind_what_the
     assert [name.queues[0][:2] for name in rig.journal.catalog.objects("a")] == [(0, 4)]
 
 
-def test_on_a_full_disk_room_is_made_first_and_sealed_segments_go_though_none_can_be_begun(rig: Rig) -> None:
+def test_full_disk_evicts_sealed_segments_before_and_without_a_roll(rig: Rig) -> None:
     rig.hot.put("a", count=15)
     rig.lifecycle.offload.run()
     rig.hot.put("a", count=10)
@@ -304,7 +304,7 @@ def test_on_a_full_disk_room_is_made_first_and_sealed_segments_go_though_none_ca
     assert rig.hot.evicted == [0, SEGMENT]
 
 
-def test_what_was_stored_while_the_clock_was_ahead_is_archived_though_its_age_is_not_known(tmp_path: Path) -> None:
+def test_messages_with_future_store_time_are_archived(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state", Policy(archive_max_age_ms=3_600_000))
     right = rig.clock.now_ms()
     rig.clock.set_wall(right + 86_400_000)

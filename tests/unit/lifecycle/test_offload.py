@@ -39,7 +39,7 @@ def fill(rig: Rig) -> None:
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", STEPS)
-def test_crash_at_every_step_is_resumed(rig: Rig, step: str, nth: int) -> None:
+def test_offload_resumes_after_a_crash_at_every_step(rig: Rig, step: str, nth: int) -> None:
     fill(rig)
     with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
         rig.offload(evict=True)
@@ -60,7 +60,9 @@ def test_crash_at_every_step_is_resumed(rig: Rig, step: str, nth: int) -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("error", [StoreUnavailable("503"), UnknownOutcome("timeout"), AccessDenied("403")])
 @pytest.mark.parametrize("skip", range(6))
-def test_each_fault_of_each_write(rig: Rig, error: Exception, after: bool, skip: int, crash: bool) -> None:
+def test_offload_survives_each_fault_of_each_write(
+    rig: Rig, error: Exception, after: bool, skip: int, crash: bool
+) -> None:
     fill(rig)
     rig.store.fail("put", error, after=after, skip=skip)
     try:
@@ -77,7 +79,7 @@ def test_each_fault_of_each_write(rig: Rig, error: Exception, after: bool, skip:
     assert data == {name.key for name in rig.journal.catalog.objects()}  # no orphans
 
 
-def test_one_topics_failure_does_not_hold_the_others(rig: Rig) -> None:
+def test_failure_of_one_topic_does_not_block_others(rig: Rig) -> None:
     fill(rig)
     rig.store.fail("put", AccessDenied("no key for b"), match="topic=b", times=100)
     rig.offload(evict=True)
@@ -91,7 +93,7 @@ def test_one_topics_failure_does_not_hold_the_others(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("verb", ["entries", "store_time"])
-def test_a_topic_that_can_not_be_read_is_set_aside_and_holds_no_other(
+def test_unreadable_topic_is_skipped_and_does_not_block_others(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verb: str
 ) -> None:
     fill(rig)
@@ -119,7 +121,7 @@ def test_a_topic_that_can_not_be_read_is_set_aside_and_holds_no_other(
     assert rig.lifecycle.status()["topics_set_aside"] == 0
 
 
-def test_a_name_that_becomes_unreadable_after_its_intent_stays_open(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intent_stays_open_while_its_topic_is_unreadable(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(rig)
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         rig.offload()
@@ -142,7 +144,7 @@ def test_a_name_that_becomes_unreadable_after_its_intent_stays_open(rig: Rig, mo
     assert rig.lifecycle.set_aside() == {}
 
 
-def test_a_topic_that_is_gone_is_no_longer_set_aside(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_topic_is_no_longer_reported_as_unreadable(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(rig)
 
     def faulty(topic: str, start: int, end: int) -> Any:
@@ -157,7 +159,7 @@ def test_a_topic_that_is_gone_is_no_longer_set_aside(rig: Rig, monkeypatch: pyte
         assert sorted(rig.lifecycle.set_aside()) == ["a"]
 
 
-def test_a_name_with_other_content_is_aborted_and_planned_anew(rig: Rig) -> None:
+def test_object_key_with_other_content_is_aborted_and_planned_again(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         rig.offload()
@@ -184,7 +186,7 @@ def test_intents_above_the_recovered_log_are_closed_with_a_gap(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("nth", [2, 3])
-def test_a_gap_is_told_once_though_the_store_fails_between_it_and_the_end_of_its_name(rig: Rig, nth: int) -> None:
+def test_gap_is_recorded_once_if_the_abort_after_it_fails(rig: Rig, nth: int) -> None:
     rig.hot.put("a", count=8)
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         rig.offload()
@@ -198,7 +200,7 @@ def test_a_gap_is_told_once_though_the_store_fails_between_it_and_the_end_of_its
     assert [(gap.first, gap.last) for gap in rig.journal.catalog.gaps()] == [(3, 7)]
 
 
-def test_no_offset_is_named_twice_even_if_the_intent_never_arrived(rig: Rig) -> None:
+def test_offsets_of_a_lost_intent_are_not_reused(rig: Rig) -> None:
     """The names are durable locally before the INTENT is put, so a truncated log does not reuse their offsets."""
     rig.hot.put("a", count=8)
     with failpoint.armed("journal.after_identity"), pytest.raises(FailpointError):
@@ -257,7 +259,7 @@ def test_system_topics_are_never_archived_and_hold_their_segment(tmp_path: Path)
     assert rig.lifecycle.evict.run() == [0]
 
 
-def test_topics_of_the_broker_itself_hold_a_segment_only_while_something_waits(tmp_path: Path) -> None:
+def test_internal_topic_holds_a_segment_only_while_messages_wait(tmp_path: Path) -> None:
     """Otherwise, a broker with delayed messages could not free disk space for fileReservedTime."""
     rig = Rig(tmp_path / "state", Policy(archived=lambda topic: topic != OWN, internal=lambda topic: topic == OWN))
     rig.hot.put("a", count=5)
@@ -271,7 +273,7 @@ def test_topics_of_the_broker_itself_hold_a_segment_only_while_something_waits(t
     assert {name.topic for name in rig.journal.catalog.objects()} == {"a"}
 
 
-def test_late_success_of_a_lost_intent_is_completed_not_doubled(rig: Rig) -> None:
+def test_late_intent_is_completed_once(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     rig.store.fail("put", UnknownOutcome("timeout"), after=True, match="journal")
     rig.store.fail("get", StoreUnavailable("down"), match="journal", skip=1)  # the first read of the job succeeds
@@ -301,7 +303,7 @@ def test_intents_are_appended_before_any_object(rig: Rig) -> None:
     assert any("journal" in key for key in seen[:first_data])
 
 
-def test_a_stop_ends_the_work_after_the_round_that_runs(rig: Rig) -> None:
+def test_stop_ends_the_job_after_the_current_round(rig: Rig) -> None:
     for _ in range(3):
         rig.hot.put("a", count=2)
         rig.hot.roll()
@@ -315,7 +317,7 @@ def test_a_stop_ends_the_work_after_the_round_that_runs(rig: Rig) -> None:
     assert rig.check_tiles("a") < 6
 
 
-def test_a_topic_begins_again_only_while_nothing_of_it_was_named(rig: Rig) -> None:
+def test_topic_restarts_at_offset_zero_only_if_never_named(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     rig.hot.put("b", count=3)
     assert "a" not in rig.journal.named
@@ -330,7 +332,7 @@ def test_a_topic_begins_again_only_while_nothing_of_it_was_named(rig: Rig) -> No
     assert not rig.journal.begin_again("b")
 
 
-def test_a_topic_whose_intent_may_have_arrived_does_not_begin_again(rig: Rig) -> None:
+def test_topic_with_possibly_stored_intent_does_not_restart_at_zero(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     with failpoint.armed("journal.after_identity"), pytest.raises(FailpointError):
         rig.offload()
@@ -339,7 +341,7 @@ def test_a_topic_whose_intent_may_have_arrived_does_not_begin_again(rig: Rig) ->
     assert not rig.journal.begin_again("a")
 
 
-def test_a_round_planned_before_a_topic_began_again_names_none_of_its_old_offsets(rig: Rig) -> None:
+def test_round_planned_before_topic_restart_names_no_old_offset(rig: Rig) -> None:
     rig.hot.put("a", count=5)
     rig.hot.put("b", count=2)
 
@@ -354,9 +356,7 @@ def test_a_round_planned_before_a_topic_began_again_names_none_of_its_old_offset
     assert (rig.check_tiles("a"), rig.check_tiles("b")) == (1, 2)
 
 
-def test_what_lies_behind_a_closed_and_a_published_name_of_one_segment_is_archived(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_after_aborted_and_committed_names_are_archived(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.hot.put("a", count=2)
     rig.clock.advance(24 * HOUR)
     rig.hot.put("a", count=2)
@@ -378,7 +378,7 @@ def test_what_lies_behind_a_closed_and_a_published_name_of_one_segment_is_archiv
     assert rig.hot.records == []
 
 
-def test_a_round_has_no_part_in_what_another_kind_has_under_way(rig: Rig) -> None:
+def test_round_ignores_open_intents_of_compaction(rig: Rig) -> None:
     """The number may equal that of a round and the log may have the rows, but no round completes or aborts it."""
     fill(rig)
     rig.offload()
@@ -399,7 +399,7 @@ def test_a_round_has_no_part_in_what_another_kind_has_under_way(rig: Rig) -> Non
     assert rig.check_tiles("a")
 
 
-def test_everything_is_what_is_there_when_it_is_asked_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_offload_ends_at_the_log_end_of_its_start(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a broker with constant traffic, the job ends and evicts."""
     fill(rig)
     there, flush, most = rig.hot.tail, rig.hot.flush, 50

@@ -94,7 +94,7 @@ def commits(rig: Rig) -> list[int]:
     return found
 
 
-def test_a_hundred_small_names_are_two_requests_and_one_commit(rig: Rig) -> None:
+def test_hundred_small_objects_take_two_requests_and_one_commit_per_round(rig: Rig) -> None:
     fill(rig, 100)
     watched, committed = watch(rig), commits(rig)
     before = rig.store.requests.copy()
@@ -107,7 +107,7 @@ def test_a_hundred_small_names_are_two_requests_and_one_commit(rig: Rig) -> None
     assert sum(committed) == 100
 
 
-def test_what_is_under_way_is_bounded_by_number_and_by_bytes(rig: Rig) -> None:
+def test_uploads_in_flight_are_bounded_by_number_and_bytes(rig: Rig) -> None:
     fill(rig, 30)
     watched = watch(rig, Limits(group=4, names=6))
     rig.offload()
@@ -120,7 +120,7 @@ def test_what_is_under_way_is_bounded_by_number_and_by_bytes(rig: Rig) -> None:
     assert [rig.check_tiles(f"t{topic}") for topic in range(30)] == [3] * 30
 
 
-def test_commits_gather_by_number(rig: Rig) -> None:
+def test_commits_are_batched_by_number(rig: Rig) -> None:
     for topic in range(9):
         rig.hot.put(f"t{topic}")
     committed = commits(rig)
@@ -129,7 +129,7 @@ def test_commits_gather_by_number(rig: Rig) -> None:
     assert committed == [4, 4, 1]
 
 
-def test_after_a_fence_nothing_is_committed_and_what_is_not_on_its_way_is_given_up(rig: Rig, tmp_path: Path) -> None:
+def test_fenced_round_commits_nothing_and_cancels_queued_uploads(rig: Rig, tmp_path: Path) -> None:
     fill(rig, 9)
     watched, committed = watch(rig, Limits(commit_names=2)), commits(rig)
 
@@ -149,7 +149,7 @@ def test_after_a_fence_nothing_is_committed_and_what_is_not_on_its_way_is_given_
     assert rig.journal.catalog.gaps() == []
 
 
-def test_a_stop_leaves_open_what_is_not_on_its_way_and_publishes_the_rest(rig: Rig) -> None:
+def test_stop_commits_uploads_in_flight_and_leaves_the_rest_open(rig: Rig) -> None:
     fill(rig, 9)
     watched = watch(rig)
     watched.on_upload = lambda number, one: rig.lifecycle.stop() if number == 3 else None  # type: ignore[method-assign]
@@ -160,7 +160,7 @@ def test_a_stop_leaves_open_what_is_not_on_its_way_and_publishes_the_rest(rig: R
     assert len(open_names) == 6
 
 
-def test_a_store_that_goes_away_ends_the_round_and_gives_up_the_rest(rig: Rig) -> None:
+def test_unavailable_store_ends_the_round_and_cancels_queued_uploads(rig: Rig) -> None:
     fill(rig, 9)
     watched = watch(rig)
 
@@ -174,7 +174,7 @@ def test_a_store_that_goes_away_ends_the_round_and_gives_up_the_rest(rig: Rig) -
     assert (watched.made, watched.given_up) == (3, 1)
 
 
-def test_ttl_and_eviction_have_their_turn_while_uploads_are_waited_for(rig: Rig) -> None:
+def test_ttl_and_eviction_run_during_uploads(rig: Rig) -> None:
     fill(rig, 3)
     rig.hot.roll()
     watched = watch(rig)
@@ -220,7 +220,7 @@ def check_end(rig: Rig) -> None:
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", [kind for kind, (error, _) in FAULTS.items() if error is not None])
-def test_each_fault_of_each_call_while_others_are_under_way(tmp_path: Path, kind: str, crash: bool) -> None:
+def test_each_fault_of_each_call_with_parallel_uploads(tmp_path: Path, kind: str, crash: bool) -> None:
     error, after = FAULTS[kind]
     assert error is not None
     calls = calls_of_one(tmp_path / "whole")
@@ -242,7 +242,7 @@ def name(key: str) -> PlannedObject:
     return PlannedObject(key, key, "2026-01-02", 0, 1, {0: (0, 0)})
 
 
-def test_each_state_of_a_name_has_a_row_and_what_ended_has_no_way_on() -> None:
+def test_transition_table_is_complete_and_final_states_have_no_exit() -> None:
     assert set(TRANSITIONS) == set(State)
     assert all(set(row) == set(Event) for row in TRANSITIONS.values())
     for state in (State.COMMITTED, State.FAILED, State.CLOSED):
@@ -251,7 +251,7 @@ def test_each_state_of_a_name_has_a_row_and_what_ended_has_no_way_on() -> None:
     assert committing == [State.UPLOADED], "nothing is published that is not in the store"
 
 
-def test_a_name_is_begun_once() -> None:
+def test_object_cannot_be_begun_twice() -> None:
     names = RoundNames([name("a")])
     taken = names.next()
     assert taken is not None
@@ -277,7 +277,7 @@ def published(names: RoundNames) -> list[str]:
     return [one.key for one in ready]
 
 
-def test_names_of_a_topic_are_published_in_the_order_of_the_log() -> None:
+def test_objects_of_a_topic_are_committed_in_log_order() -> None:
     intended = of_one_topic(5)
     other = name("other")
     names = RoundNames([*intended, other])
@@ -293,7 +293,7 @@ def test_names_of_a_topic_are_published_in_the_order_of_the_log() -> None:
     assert published(names) == ["k3", "k4"], "it may be long until that one comes"
 
 
-def test_behind_a_name_that_was_given_up_none_is_published() -> None:
+def test_no_object_is_committed_after_a_cancelled_one() -> None:
     intended = of_one_topic(2)
     names = RoundNames(intended)
     for one in intended:
@@ -317,13 +317,13 @@ HOURS = 3_600_000
         (10 * HOURS, 0.76, "normal"),
     ],
 )
-def test_encoding_gives_way_as_long_as_it_keeps_up(oldest_ms: int, disk: float, priority: str) -> None:
+def test_worker_priority_rises_with_backlog_age_and_disk_use(oldest_ms: int, disk: float, priority: str) -> None:
     policy = Policy(archive_max_age_ms=HOURS, disk_mark=0.75, worker_priority="idle")
     assert worker_priority(policy, oldest_ms, 10 * HOURS, disk, is_awaited=False) == priority
     assert worker_priority(policy, oldest_ms, 10 * HOURS, disk, is_awaited=True) == "normal"
 
 
-def test_who_asked_for_everything_waits_for_no_idle_worker(rig: Rig) -> None:
+def test_requested_round_raises_the_worker_priority(rig: Rig) -> None:
     rig.policy = Policy(archive_min_bytes=1, worker_priority="idle")
     told = list[str]()
 
@@ -337,7 +337,7 @@ def test_who_asked_for_everything_waits_for_no_idle_worker(rig: Rig) -> None:
     assert told[-1] == "idle", "the rounds that nobody waits for give way again"
 
 
-def test_the_worker_is_told_what_to_ask_for_also_while_a_round_runs(rig: Rig) -> None:
+def test_worker_priority_is_adjusted_during_a_round(rig: Rig) -> None:
     rig.policy = Policy(archive_min_bytes=1, worker_priority="low")
     fill(rig, 1)
     rig.lifecycle.offload.run()

@@ -74,7 +74,7 @@ def test_expires_at_its_time_and_deletes_after_the_grace(rig: Rig) -> None:
     assert len(data(rig, "b")) == 1
 
 
-def test_store_clock_behind_ours_delays_and_disagreement_stops(rig: Rig) -> None:
+def test_expiry_uses_the_earlier_clock_and_stops_on_disagreement(rig: Rig) -> None:
     rig.clock.advance((TTL - 1) * HOUR)
     rig.store.clock_offset_ms = -60_000
     assert rig.lifecycle.expire.run()["expired"] == 0
@@ -85,7 +85,7 @@ def test_store_clock_behind_ours_delays_and_disagreement_stops(rig: Rig) -> None
     assert rig.lifecycle.expire.run()["expired"] == 1
 
 
-def test_without_a_clock_of_the_store_a_jump_expires_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_jump_without_a_store_clock_expires_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.store, "now_ms", lambda: None)
     rig.clock.set_wall(rig.clock.now_ms() + 10_000 * HOUR)
     assert rig.lifecycle.expire.run()["expired"] == 0
@@ -94,7 +94,7 @@ def test_without_a_clock_of_the_store_a_jump_expires_nothing(rig: Rig, monkeypat
     assert rig.lifecycle.expire.run()["expired"] == 1, "that much time has passed by both clocks"
 
 
-def test_a_start_with_a_clock_far_ahead_expires_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_with_a_clock_far_ahead_expires_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.store, "now_ms", lambda: None)
     rig.lifecycle.safe_clock.look()
     right = rig.clock.now_ms()
@@ -106,7 +106,7 @@ def test_a_start_with_a_clock_far_ahead_expires_nothing(rig: Rig, monkeypatch: p
     assert rig.lifecycle.expire.run()["expired"] == 2
 
 
-def test_without_an_archive_a_jump_hides_and_deletes_nothing(tmp_path: Path) -> None:
+def test_clock_jump_without_archive_hides_and_deletes_nothing(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     local = without_archive(rig, ttl_hours=lambda topic: TTL)
     rig.hot.put("a", count=15)
@@ -118,7 +118,7 @@ def test_without_an_archive_a_jump_hides_and_deletes_nothing(tmp_path: Path) -> 
     assert local.evict.run() == [0]
 
 
-def test_unknown_times_are_kept_and_hold_what_follows(tmp_path: Path) -> None:
+def test_objects_with_unknown_times_and_later_ones_are_kept(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: 1))
     rig.worker.unknown_times = True
     rig.hot.put("a")
@@ -131,11 +131,11 @@ def test_unknown_times_are_kept_and_hold_what_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hours", [None, -1, 0, FOR_EVER_HOURS])
-def test_no_ttl_keeps_for_ever(rig: Rig, hours: int | None) -> None:
+def test_topic_without_ttl_never_expires(rig: Rig, hours: int | None) -> None:
     assert Policy(ttl_hours=lambda topic: hours).ttl_ms("a") is None
 
 
-def test_crash_between_delete_and_its_entry_repeats(rig: Rig) -> None:
+def test_crash_between_deletion_and_its_entry_repeats_the_deletion(rig: Rig) -> None:
     rig.clock.advance((TTL - 1) * HOUR)
     with failpoint.armed("ttl.after_expire"), pytest.raises(FailpointError):
         rig.lifecycle.expire.run()
@@ -150,7 +150,7 @@ def test_crash_between_delete_and_its_entry_repeats(rig: Rig) -> None:
     )
 
 
-def test_a_batch_that_is_deleted_is_looked_up_by_its_own_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_of_a_batch_looks_up_only_its_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.clock.advance(TTL * HOUR)
     assert rig.lifecycle.expire.run()["expired"] == 2
     rig.journal.append(Gap(topic="b", queue=0, first=3, last=3, reason=f"{ERASED}one"))
@@ -170,9 +170,7 @@ def test_a_batch_that_is_deleted_is_looked_up_by_its_own_topics(rig: Rig, monkey
     assert (looks, forgotten) == (["all"], [])
 
 
-def test_what_comes_back_into_view_between_two_batches_is_not_deleted(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_object_restored_between_two_batches_is_not_deleted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = data(rig, "a")
     rig.clock.advance(TTL * HOUR)
     assert rig.lifecycle.expire.run()["expired"] == 2
@@ -191,7 +189,7 @@ def test_what_comes_back_into_view_between_two_batches_is_not_deleted(
     assert first not in rig.store.objects
 
 
-def test_a_cache_that_can_not_be_cleared_holds_up_the_entries_of_what_was_erased_alone(
+def test_failed_cache_clear_delays_only_entries_of_erased_objects(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.policy = Policy(ttl_hours=lambda topic: TTL)
@@ -220,7 +218,7 @@ def test_a_cache_that_can_not_be_cleared_holds_up_the_entries_of_what_was_erased
     assert expiring_keys(rig.journal.catalog) == {}
 
 
-def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
+def test_ttl_applies_to_the_hot_tier(rig: Rig) -> None:
     rig.hot.put("a", count=2)
     low = rig.hot.next["a", 0] - 2
     rig.clock.advance(TTL * HOUR - 1)
@@ -231,7 +229,7 @@ def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
     assert rig.hot.minimums["a", 0] == low + 2
 
 
-def test_the_hot_tiers_ttl_looks_at_no_topic_again_of_which_nothing_can_have_expired(tmp_path: Path) -> None:
+def test_hot_ttl_skips_topics_that_cannot_have_expired(tmp_path: Path) -> None:
     """Each check of a queue is a step of the event loop, and there may be 80,000 queues to check each minute."""
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
     looked: list[list[str]] = []
@@ -266,7 +264,7 @@ def test_the_hot_tiers_ttl_looks_at_no_topic_again_of_which_nothing_can_have_exp
     assert looked == [["a", "b"]]
 
 
-def test_the_hot_tiers_ttl_takes_what_comes_after_a_clock_that_was_ahead(tmp_path: Path) -> None:
+def test_hot_ttl_expires_messages_stored_after_a_clock_step_back(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
     expiry, now = HotExpiry(rig.hot, NoRecord(), lambda: rig.policy), rig.clock.now_ms()
     rig.hot.put("a")
@@ -288,7 +286,7 @@ def _begin_again(rig: Rig, topic: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["offset_by_time", "min_offset"])
-def test_a_topic_that_begins_again_while_the_ttl_looks_keeps_its_new_messages(
+def test_topic_recreated_during_ttl_scan_keeps_its_new_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """The topic is deleted and recreated between the scan and the EXPIRE; the scan saw its old messages."""
@@ -313,7 +311,7 @@ def test_a_topic_that_begins_again_while_the_ttl_looks_keeps_its_new_messages(
     assert rig.check_tiles("a") == 3
 
 
-def test_what_an_expire_is_about_to_name_does_not_begin_again(tmp_path: Path) -> None:
+def test_topic_named_by_a_pending_expire_does_not_restart_at_zero(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
     rig.hot.put("a", count=5)
     rig.clock.advance(TTL * HOUR)
@@ -328,7 +326,7 @@ def test_what_an_expire_is_about_to_name_does_not_begin_again(tmp_path: Path) ->
     assert set(asked) == {False}
 
 
-def test_without_an_archive_a_topic_that_begins_again_keeps_its_new_messages_too(
+def test_recreated_topic_without_archive_keeps_its_new_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path / "state")
@@ -346,7 +344,7 @@ def test_without_an_archive_a_topic_that_begins_again_keeps_its_new_messages_too
     assert rig.hot.min_offset("a", 0) == 0
 
 
-def test_what_expired_in_a_gap_of_the_archive_stays_out_of_view(rig: Rig) -> None:
+def test_rows_expired_in_an_archive_gap_stay_hidden(rig: Rig) -> None:
     """An open round may commit these rows later, although higher offsets are archived already."""
     rig.hot.put("a", count=2)
     rig.clock.advance(HOUR)
@@ -362,7 +360,7 @@ def test_what_expired_in_a_gap_of_the_archive_stays_out_of_view(rig: Rig) -> Non
     assert rig.journal.catalog.recorded_minimum("a", 0) == 7
 
 
-def test_deleted_topics_objects_go_after_the_grace(rig: Rig) -> None:
+def test_objects_of_a_deleted_topic_are_deleted_after_the_grace(rig: Rig) -> None:
     rig.journal.append(Topic(topic="b", deleted=True, minimums={0: 3}))
     assert rig.lifecycle.expire.run()["expired"] == 1
     assert len(data(rig, "b")) == 1
@@ -372,7 +370,7 @@ def test_deleted_topics_objects_go_after_the_grace(rig: Rig) -> None:
     assert len(data(rig, "a")) == 2
 
 
-def test_sweep_reports_first_and_never_touches_what_is_not_ours(rig: Rig) -> None:
+def test_sweep_reports_before_it_deletes_and_ignores_foreign_keys(rig: Rig) -> None:
     orphan = data(rig, "a")[0].replace("-e1.", "-e7.")
     foreign = orphan.replace("broker=b/", "broker=other/")
     for key in (orphan, foreign, "topic=a/notes.txt", "topic=a/dt=2026-01-01/x.parquet", "other/file"):
@@ -386,7 +384,7 @@ def test_sweep_reports_first_and_never_touches_what_is_not_ours(rig: Rig) -> Non
     assert before - set(rig.store.objects) == {orphan}
 
 
-def test_who_waits_has_its_turn_before_a_sweep_has_gone_through_all_topics(rig: Rig) -> None:
+def test_sweep_yields_its_turn_between_topics(rig: Rig) -> None:
     orphan = data(rig, "b")[0].replace("-e1.", "-e7.")
     rig.store.put(orphan, b"?")
     rig.clock.advance(48 * HOUR)
@@ -415,7 +413,7 @@ def test_who_waits_has_its_turn_before_a_sweep_has_gone_through_all_topics(rig: 
     assert orphan not in rig.store.objects
 
 
-def test_what_a_sweep_took_for_nobodys_and_is_somebodys_in_the_end_stays(rig: Rig) -> None:
+def test_sweep_keeps_orphan_that_is_committed_during_the_sweep(rig: Rig) -> None:
     key = data(rig, "a")[0].replace("-e1.", "-e7.")
     rig.store.put(key, b"?")
     rig.clock.advance(48 * HOUR)
@@ -440,7 +438,7 @@ def test_sweep_keeps_objects_of_open_intents(rig: Rig) -> None:
     assert rig.lifecycle.sweep.run() == []
 
 
-def test_a_missing_object_is_told_not_taken_for_expired(rig: Rig) -> None:
+def test_missing_object_is_reported_instead_of_expired(rig: Rig) -> None:
     key = data(rig, "b")[0]
     rig.store.delete(key)
     (problem,) = verify(rig.journal.catalog, rig.store).problems
@@ -465,7 +463,7 @@ def test_nothing_is_evicted_before_its_commit(tmp_path: Path) -> None:
     assert rig.check_tiles("a") == 15
 
 
-def test_retention_waits_for_age_or_a_crowded_disk(rig: Rig) -> None:
+def test_eviction_waits_for_age_or_a_crowded_disk(rig: Rig) -> None:
     rig.hot.put("b", count=30)
     rig.offload()
     assert rig.lifecycle.evict.run() == []
@@ -487,7 +485,7 @@ def fill_by_segments(rig: Rig, empty: float, each: float) -> None:
     rig.hot.disk_ratio = ratio  # type: ignore[method-assign]
 
 
-def test_without_an_archive_age_deletes(tmp_path: Path) -> None:
+def test_eviction_without_archive_deletes_by_age(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     local = without_archive(rig)
     rig.hot.put("a", count=15)
@@ -498,7 +496,7 @@ def test_without_an_archive_age_deletes(tmp_path: Path) -> None:
     assert local.status()["archive"] == "off"
 
 
-def test_what_the_broker_set_has_not_confirmed_stays_however_old(tmp_path: Path) -> None:
+def test_unconfirmed_segments_are_not_evicted_by_age(tmp_path: Path) -> None:
     """A broker set without an archive may still truncate the log at the confirmed offset."""
     rig = Rig(tmp_path / "state")
     hot = MemberHot(rig.clock)
@@ -512,7 +510,7 @@ def test_what_the_broker_set_has_not_confirmed_stays_however_old(tmp_path: Path)
     assert local.evict.run() == [1000]
 
 
-def test_without_an_archive_age_deletes_in_its_hours_or_on_a_crowded_disk(tmp_path: Path) -> None:
+def test_eviction_without_archive_waits_for_its_hours_or_a_crowded_disk(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     hour = datetime.fromtimestamp(rig.clock.now_ms() / 1000).hour  # noqa: DTZ006 - settings use local time
     local = without_archive(rig, delete_hours=frozenset({(hour + 2) % 24}))
@@ -529,7 +527,7 @@ def test_without_an_archive_age_deletes_in_its_hours_or_on_a_crowded_disk(tmp_pa
     assert local.evict.run() == [3000]
 
 
-def test_without_an_archive_a_full_disk_deletes_the_oldest_whatever_its_age(tmp_path: Path) -> None:
+def test_eviction_without_archive_ignores_age_on_a_full_disk(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     rig.hot.put("a", count=95)
     fill_by_segments(rig, 0.10, 0.08)
@@ -540,7 +538,7 @@ def test_without_an_archive_a_full_disk_deletes_the_oldest_whatever_its_age(tmp_
     assert without_archive(rig).evict.run() == [0], "87 %: down to 5 below the mark of 85"
 
 
-def test_a_crowded_disk_is_relieved_step_by_step_down_to_the_lower_mark(tmp_path: Path) -> None:
+def test_crowded_disk_is_relieved_down_to_the_lower_mark(tmp_path: Path) -> None:
     """Otherwise, brokers that share a disk would each evict all of their segments."""
     rig = Rig(tmp_path / "state")
     rig.hot.put("a", count=95)
@@ -551,7 +549,7 @@ def test_a_crowded_disk_is_relieved_step_by_step_down_to_the_lower_mark(tmp_path
     assert rig.lifecycle.evict.run() == [], "72 % is no reason to begin"
 
 
-def test_records_that_no_archive_takes_keep_no_archived_ones_on_a_crowded_disk(tmp_path: Path) -> None:
+def test_unarchived_topics_do_not_block_eviction_on_a_crowded_disk(tmp_path: Path) -> None:
     """Otherwise, message traces would block all evictions."""
     rig = Rig(tmp_path / "state", Policy(archived=lambda topic: topic != "RMQ_SYS_TRACE_TOPIC"))
     rig.hot.put("RMQ_SYS_TRACE_TOPIC")
@@ -562,7 +560,7 @@ def test_records_that_no_archive_takes_keep_no_archived_ones_on_a_crowded_disk(t
     assert rig.lifecycle.evict.run() == [0, 1000]
 
 
-def test_only_a_deletion_says_that_a_topic_is_gone(tmp_path: Path) -> None:
+def test_unarchived_segment_is_evicted_only_if_its_topic_was_deleted(tmp_path: Path) -> None:
     """A topic missing from the topic table may be a lost table, so its messages are kept until they are archived."""
     gone: dict[str, int] = {}
     rig = Rig(tmp_path / "state", Policy(gone_below=lambda topic: gone.get(topic, 0), ttl_hours=lambda topic: None))
@@ -576,7 +574,7 @@ def test_only_a_deletion_says_that_a_topic_is_gone(tmp_path: Path) -> None:
     assert rig.lifecycle.evict.run() == [0]
 
 
-def test_uploads_get_more_room_as_the_backlog_ages_and_all_of_it_when_the_disk_is_full() -> None:
+def test_upload_rate_rises_with_backlog_age_and_disk_use() -> None:
     policy = Policy(upload_bytes_per_second=1000, archive_max_age_ms=HOUR, disk_mark=0.75)
     assert upload_rate(policy, -1, 10 * HOUR, 0.1) == 1000
     assert upload_rate(policy, 10 * HOUR, 10 * HOUR, 0.1) == 1000
@@ -585,7 +583,7 @@ def test_uploads_get_more_room_as_the_backlog_ages_and_all_of_it_when_the_disk_i
     assert upload_rate(Policy(), 0, 10 * HOUR, 0.1) == 0
 
 
-def test_a_topic_waits_as_long_as_its_own_bound_says_and_goes_earlier_by_its_bytes() -> None:
+def test_topic_is_due_by_its_own_max_age_or_its_bytes() -> None:
     own = {"quick": HOUR // 60, "patient": 6 * HOUR}
     policy = Policy(archive_min_bytes=500, archive_max_age_ms=HOUR, own_max_age_ms=own.get)
 
@@ -616,7 +614,7 @@ def test_a_topic_waits_as_long_as_its_own_bound_says_and_goes_earlier_by_its_byt
         (23, -9, 14),
     ],
 )
-def test_who_has_a_day_to_wait_goes_when_a_day_has_ended_and_its_bound_holds(age: int, stored: int, looks: int) -> None:
+def test_topic_with_a_long_max_age_is_due_at_the_end_of_its_day(age: int, stored: int, looks: int) -> None:
     policy = Policy(archive_max_age_ms=age * HOUR)
     pending = {"t": Pending(1, 100 * DAY + stored * HOUR)}
     due = [
@@ -626,7 +624,7 @@ def test_who_has_a_day_to_wait_goes_when_a_day_has_ended_and_its_bound_holds(age
     assert looks - stored <= age
 
 
-def test_a_patient_topic_that_is_within_its_bound_lifts_no_limit() -> None:
+def test_topic_within_its_own_max_age_does_not_raise_the_upload_rate() -> None:
     policy = Policy(archive_max_age_ms=HOUR, own_max_age_ms={"patient": 24 * HOUR, "quick": HOUR // 4}.get)
     now = 100 * DAY
     assert waited_as_by_default({}, policy, now) == -1
@@ -637,7 +635,7 @@ def test_a_patient_topic_that_is_within_its_bound_lifts_no_limit() -> None:
     assert waited_as_by_default(patient | {"quick": Pending(1, now - HOUR)}, policy, now) == now - 4 * HOUR
 
 
-def test_a_running_lifecycle_takes_up_a_changed_policy_and_lets_go_at_its_end(rig: Rig) -> None:
+def test_upload_rate_follows_the_policy_and_is_reset_on_stop(rig: Rig) -> None:
     assert set(rig.worker.rates) == {0}
     rig.policy = Policy(upload_bytes_per_second=500, archive_max_age_ms=HOUR)
     rig.hot.put("a")
@@ -655,7 +653,7 @@ def test_a_running_lifecycle_takes_up_a_changed_policy_and_lets_go_at_its_end(ri
     assert rig.worker.rates[-1] == 0
 
 
-def test_only_the_beginning_of_each_queue_expires_within_an_object(rig: Rig) -> None:
+def test_expiry_within_an_object_covers_only_the_start_of_each_queue(rig: Rig) -> None:
     name = rig.journal.catalog.objects("a")[0]
 
     def group(newest: int, *runs: tuple[int, int, int]) -> RowGroup:
@@ -672,7 +670,7 @@ def test_only_the_beginning_of_each_queue_expires_within_an_object(rig: Rig) -> 
     assert plan_expiry([held], HOUR, now, lambda queue: 10) == ([], {})
 
 
-def test_what_expired_before_its_round_does_not_come_back_with_it(rig: Rig) -> None:
+def test_rows_expired_before_their_round_stay_hidden(rig: Rig) -> None:
     rig.policy = Policy(ttl_hours=lambda topic: 1 if topic == "c" else None)
     rig.hot.put("c", count=2)
     rig.clock.advance(HOUR + 1)
@@ -684,7 +682,7 @@ def test_what_expired_before_its_round_does_not_come_back_with_it(rig: Rig) -> N
     rig.check_tiles("c")
 
 
-def test_an_expiry_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent_after_them(rig: Rig) -> None:
+def test_power_cut_after_unknown_expiry_hides_no_later_message(rig: Rig) -> None:
     rig.policy = Policy(ttl_hours=lambda topic: 1 if topic == "c" else None)
     rig.hot.put("c", count=3)
     rig.clock.advance(HOUR + 1)
@@ -696,7 +694,7 @@ def test_an_expiry_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent_
     assert rig.hot.next["c", 0] == 3, "a start without the store gives no offset that the entry may hide"
 
 
-def test_while_the_clocks_disagree_nothing_is_evicted_for_having_expired(rig: Rig) -> None:
+def test_nothing_is_evicted_as_expired_while_the_clocks_disagree(rig: Rig) -> None:
     rig.policy = Policy(ttl_hours=lambda topic: 1, reserved_ms=0)
     rig.hot.put("d", count=3)
     rig.hot.roll()

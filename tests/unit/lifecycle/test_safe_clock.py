@@ -27,7 +27,7 @@ def mark() -> ClockMark:
     return ClockMark(Path("/data/clock"), disk)
 
 
-def test_a_clock_that_nobody_sets_is_trusted(clock: ManualClock) -> None:
+def test_steady_clock_is_trusted(clock: ManualClock) -> None:
     safe = SafeClock(clock)
     for _ in range(100):
         clock.advance(DAY)
@@ -35,7 +35,7 @@ def test_a_clock_that_nobody_sets_is_trusted(clock: ManualClock) -> None:
     assert safe.state() == ClockState(trusted=True, jumps=0)
 
 
-def test_small_steps_are_no_jump_however_many_over_the_years(clock: ManualClock) -> None:
+def test_small_steps_are_not_a_jump(clock: ManualClock) -> None:
     safe = SafeClock(clock)
     for _ in range(1000):
         clock.advance(DAY)
@@ -45,9 +45,7 @@ def test_small_steps_are_no_jump_however_many_over_the_years(clock: ManualClock)
     assert safe.now_ms() == clock.now_ms()
 
 
-def test_a_jump_ahead_is_noticed_and_told_and_no_time_passes_by_it(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_forward_jump_is_reported_and_not_followed(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     safe, right = SafeClock(clock), clock.now_ms()
     clock.set_wall(right + DAY)
     clock.advance(60_000)
@@ -62,7 +60,7 @@ def test_a_jump_ahead_is_noticed_and_told_and_no_time_passes_by_it(
     assert safe.state().jumps == 1
 
 
-def test_a_jump_back_is_noticed_and_the_earlier_time_holds(clock: ManualClock) -> None:
+def test_backward_jump_is_detected_and_followed(clock: ManualClock) -> None:
     safe, right = SafeClock(clock), clock.now_ms()
     clock.set_wall(right - 8 * HOUR)
     assert safe.now_ms() == right - 8 * HOUR
@@ -70,7 +68,7 @@ def test_a_jump_back_is_noticed_and_the_earlier_time_holds(clock: ManualClock) -
     assert not safe.state().trusted
 
 
-def test_a_clock_that_is_where_it_was_is_trusted_again(clock: ManualClock) -> None:
+def test_clock_set_back_to_its_old_time_is_trusted_again(clock: ManualClock) -> None:
     safe, right = SafeClock(clock), clock.now_ms()
     clock.set_wall(right + DAY)
     safe.look()
@@ -81,7 +79,7 @@ def test_a_clock_that_is_where_it_was_is_trusted_again(clock: ManualClock) -> No
     assert safe.state().jumps == 2
 
 
-def test_two_clocks_that_agree_are_trusted(clock: ManualClock) -> None:
+def test_agreeing_store_clock_restores_trust(clock: ManualClock) -> None:
     safe, store = SafeClock(clock), MemoryStore(clock)
     clock.set_wall(clock.now_ms() + DAY)
     safe.look()
@@ -92,14 +90,14 @@ def test_two_clocks_that_agree_are_trusted(clock: ManualClock) -> None:
     assert safe.now_ms() == clock.now_ms()
 
 
-def test_two_clocks_that_do_not_agree_stop_what_expires(clock: ManualClock) -> None:
+def test_disagreeing_store_clock_stops_expiry(clock: ManualClock) -> None:
     safe, store = SafeClock(clock), MemoryStore(clock)
     store.clock_offset_ms = -TOLERANCE_MS - 1
     with pytest.raises(ClocksDisagree):
         safe.now_ms(store)
 
 
-def test_an_operator_settles_it(clock: ManualClock, mark: ClockMark) -> None:
+def test_operator_confirmation_restores_trust(clock: ManualClock, mark: ClockMark) -> None:
     safe = SafeClock(clock, mark)
     clock.set_wall(clock.now_ms() + DAY)
     assert safe.confirm().behind_ms == DAY
@@ -112,9 +110,7 @@ def test_an_operator_settles_it(clock: ManualClock, mark: ClockMark) -> None:
     ("away", "trusted"),
     [(ABSENCE_MS, True), (ABSENCE_MS + 1, False), (365 * DAY, False), (-TOLERANCE_MS, True), (-DAY, False)],
 )
-def test_a_start_goes_on_from_the_time_that_was_written_down(
-    clock: ManualClock, mark: ClockMark, away: int, trusted: bool
-) -> None:
+def test_start_resumes_from_the_saved_time(clock: ManualClock, mark: ClockMark, away: int, trusted: bool) -> None:
     SafeClock(clock, mark).look()
     known = clock.now_ms()
     clock.set_wall(known + away)
@@ -124,9 +120,7 @@ def test_a_start_goes_on_from_the_time_that_was_written_down(
     assert safe.now_ms() == (clock.now_ms() if trusted else min(clock.now_ms(), known + 1000))
 
 
-def test_the_time_is_written_down_now_and_then_and_never_one_that_is_not_trusted(
-    clock: ManualClock, mark: ClockMark
-) -> None:
+def test_only_trusted_time_is_saved_periodically(clock: ManualClock, mark: ClockMark) -> None:
     safe, right = SafeClock(clock, mark), clock.now_ms()
     safe.look()
     clock.advance(60_000)
@@ -139,7 +133,7 @@ def test_the_time_is_written_down_now_and_then_and_never_one_that_is_not_trusted
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"trusted_ms":"x"}'])
-def test_without_a_mark_the_newest_message_says_how_late_it_is(content: bytes, clock: ManualClock) -> None:
+def test_start_without_saved_time_uses_the_newest_message(content: bytes, clock: ManualClock) -> None:
     disk = SimDisk()
     disk.make_dirs(Path("/data"))
     if content:

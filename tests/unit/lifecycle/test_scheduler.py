@@ -18,7 +18,7 @@ from tests.simulation.messaging.loop import SimClock, SimLoop, SimThreads
 from tests.waiting import wait_until
 
 
-def test_a_failed_job_is_counted_logged_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_job_is_counted_and_logged_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     again = threading.Event()
     calls: list[int] = []
 
@@ -46,7 +46,7 @@ class Panic(BaseException):
     """A BaseException like PanicException of PyO3, which Rust libraries raise."""
 
 
-def test_job_runs_again_after_an_error_that_is_no_exception() -> None:
+def test_job_runs_again_after_a_base_exception() -> None:
     again = threading.Event()
     calls: list[int] = []
 
@@ -66,7 +66,7 @@ def test_job_runs_again_after_an_error_that_is_no_exception() -> None:
     assert scheduler.failures["ttl"] == 1
 
 
-def test_a_store_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_unavailable_store_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Lines without traceback: at the first failure, each time the failures double, and at recovery."""
     over = threading.Event()
     calls: list[int] = []
@@ -95,7 +95,7 @@ def test_a_store_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> 
     ]
 
 
-def test_a_job_runs_by_hand_before_its_time() -> None:
+def test_run_now_runs_a_job_before_its_time() -> None:
     ran = threading.Event()
     scheduler = JobScheduler(SystemClock())
     scheduler.every("sweep", 3600, ran.set)
@@ -116,7 +116,7 @@ class _NoWallClock(SystemClock):
         raise AssertionError("no job goes by the wall clock: it may be set back by hours")
 
 
-def test_no_job_goes_by_the_wall_clock() -> None:
+def test_jobs_do_not_use_the_wall_clock() -> None:
     often, by_hand = threading.Semaphore(0), threading.Event()
     scheduler = JobScheduler(_NoWallClock())
     scheduler.every("often", 0.01, often.release)
@@ -148,7 +148,7 @@ def test_jobs_follow_the_monotonic_clock_when_the_wall_is_set() -> None:
 
 
 @pytest.mark.parametrize("set_by_s", [0, 3600, -3600])
-def test_a_job_runs_on_the_hour_of_a_time_of_day(set_by_s: int) -> None:
+def test_job_with_a_time_of_day_runs_on_the_hour(set_by_s: int) -> None:
     noon = int(datetime(2026, 3, 3, 12, 0, 0).timestamp())  # noqa: DTZ001 - a day in local time
     clock = SimClock((noon - 25) * 1000 - set_by_s * 1000)
     scheduler, ran = JobScheduler(clock, SimThreads()), list[int]()
@@ -172,7 +172,7 @@ def running(scheduler: JobScheduler, clock: SimClock) -> Iterator[SimLoop]:
     loop.abandon()
 
 
-def test_a_job_that_outlasts_its_period_does_not_overlap_itself() -> None:
+def test_job_longer_than_its_period_does_not_overlap() -> None:
     running_now, most, over = threading.Semaphore(1), threading.Event(), threading.Semaphore(0)
 
     def work() -> None:
@@ -222,7 +222,7 @@ def test_run_now_of_a_running_job_runs_it_once_more() -> None:
     scheduler.run_now("checkpoint")  # after the end: no effect
 
 
-def test_it_is_told_since_when_a_job_fails_though_the_clock_was_set_meanwhile() -> None:
+def test_failing_job_reports_start_of_failure_in_current_wall_time() -> None:
     clock, ran = ManualClock(), threading.Semaphore(0)
     right = clock.now_ms()
 
@@ -246,7 +246,7 @@ def test_it_is_told_since_when_a_job_fails_though_the_clock_was_set_meanwhile() 
         assert scheduler.shutdown(10) == []
 
 
-def test_a_job_that_hangs_does_not_keep_the_process_from_ending() -> None:
+def test_hanging_job_does_not_block_process_exit() -> None:
     began, over = threading.Event(), threading.Event()
 
     def hang() -> None:

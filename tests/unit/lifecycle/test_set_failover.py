@@ -59,7 +59,7 @@ def entries(both: BrokerSet) -> list[object]:
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", WRITES)
-def test_a_master_that_dies_in_any_step_of_a_round_leaves_it_to_the_next(both: BrokerSet, step: str, nth: int) -> None:
+def test_next_master_completes_the_round_of_a_dead_one(both: BrokerSet, step: str, nth: int) -> None:
     with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
         both.a.offload()
         both.a.hot.put("a", 0, 1)
@@ -74,9 +74,7 @@ def test_a_master_that_dies_in_any_step_of_a_round_leaves_it_to_the_next(both: B
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("step", WRITES)
-def test_a_master_that_was_deposed_in_any_step_and_does_not_know_it_changes_nothing(
-    both: BrokerSet, step: str, nth: int
-) -> None:
+def test_deposed_master_that_resumes_in_any_step_changes_nothing(both: BrokerSet, step: str, nth: int) -> None:
     """The master is suspended in the step while another one is elected and archives everything, and then resumes."""
     before = both.b.hot.copy
 
@@ -110,9 +108,7 @@ def test_a_master_that_was_deposed_in_any_step_and_does_not_know_it_changes_noth
 
 
 @pytest.mark.parametrize("step", WRITES)
-def test_what_either_member_archives_of_a_round_is_the_same_byte_by_byte(
-    both: BrokerSet, step: str, tmp_path: Path
-) -> None:
+def test_both_members_archive_identical_objects(both: BrokerSet, step: str, tmp_path: Path) -> None:
     alone = BrokerSet(tmp_path / "alone")
     alone.elect(alone.a)
     alone.a.hot.copy(both.a.hot)
@@ -128,7 +124,7 @@ def test_what_either_member_archives_of_a_round_is_the_same_byte_by_byte(
     assert content(both) == content(alone)
 
 
-def test_a_late_upload_of_the_old_master_is_adopted_where_it_is_the_same_and_aborted_where_not(both: BrokerSet) -> None:
+def test_late_upload_is_adopted_if_identical_and_aborted_otherwise(both: BrokerSet) -> None:
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
     (names,) = both.catalog.rounds.open_intents().values()
@@ -144,7 +140,7 @@ def test_a_late_upload_of_the_old_master_is_adopted_where_it_is_the_same_and_abo
     assert (both.check_tiles("a", 0), both.check_tiles("a", 1), both.check_tiles("b", 0)) == (7, 9, 5)
 
 
-def test_a_name_that_was_closed_comes_again_under_a_further_epoch_of_the_same_master(both: BrokerSet) -> None:
+def test_aborted_name_is_retried_in_a_new_journal_epoch(both: BrokerSet) -> None:
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
     (names,) = both.catalog.rounds.open_intents().values()
@@ -157,7 +153,7 @@ def test_a_name_that_was_closed_comes_again_under_a_further_epoch_of_the_same_ma
     assert said == [1, 1]
 
 
-def test_a_round_that_saw_another_log_before_its_member_was_a_slave_records_nothing(both: BrokerSet) -> None:
+def test_round_planned_before_a_reelection_appends_nothing(both: BrokerSet) -> None:
     """A is deposed, truncated and elected again while one of its rounds is suspended between plan and INTENT."""
 
     def failover(_: str) -> None:
@@ -179,7 +175,7 @@ def test_a_round_that_saw_another_log_before_its_member_was_a_slave_records_noth
 # ---- the fence
 
 
-def test_an_archive_is_proven_the_own_once_in_a_reign(both: BrokerSet, tmp_path: Path) -> None:
+def test_archive_ownership_is_proven_once_per_term(both: BrokerSet, tmp_path: Path) -> None:
     """The proof reads the whole range of an object under the lock of the journal, so it must be rare."""
     proved: list[int] = []
 
@@ -200,7 +196,7 @@ def test_an_archive_is_proven_the_own_once_in_a_reign(both: BrokerSet, tmp_path:
         member.journal.follow()
 
 
-def test_a_name_that_is_told_while_the_last_is_written_down_is_not_lost(
+def test_log_name_set_during_a_save_is_not_lost(
     both: BrokerSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     both.a.offload()
@@ -214,7 +210,7 @@ def test_a_name_that_is_told_while_the_last_is_written_down_is_not_lost(
     assert journal.log_uuid == UUID
 
 
-def test_a_master_that_has_not_looked_yet_tells_the_name_that_it_was_told(both: BrokerSet, tmp_path: Path) -> None:
+def test_new_master_reports_log_name_of_former_master(both: BrokerSet, tmp_path: Path) -> None:
     member = Member(both, tmp_path / "c", log_uuid="its own")
     member.journal.log_name.set_by_master(UUID)
     both.elect(member)  # no job has read the store yet
@@ -224,7 +220,7 @@ def test_a_master_that_has_not_looked_yet_tells_the_name_that_it_was_told(both: 
     assert again.journal.log_uuid == UUID
 
 
-def test_who_knows_the_archives_name_of_its_log_believes_no_master_that_does_not(both: BrokerSet) -> None:
+def test_log_name_of_archive_overrides_the_masters(both: BrokerSet) -> None:
     both.a.offload()
     both.b.journal.follow()
     both.b.journal.log_name.set_by_master("the master's own")
@@ -232,7 +228,7 @@ def test_who_knows_the_archives_name_of_its_log_believes_no_master_that_does_not
     assert both.b.journal.log_uuid == UUID
 
 
-def test_no_epoch_is_below_the_journals_highest(both: BrokerSet) -> None:
+def test_master_with_a_lower_epoch_is_deposed(both: BrokerSet) -> None:
     both.a.offload()
     both.replicate()
     both.elect(both.b)
@@ -246,7 +242,7 @@ def test_no_epoch_is_below_the_journals_highest(both: BrokerSet) -> None:
     assert said == [1, 2]
 
 
-def test_an_epoch_that_read_the_journal_before_its_successors_finds_its_number_taken(both: BrokerSet) -> None:
+def test_concurrent_epoch_of_a_superseded_master_is_fenced(both: BrokerSet) -> None:
     """A later master may write its EPOCH between this master's read of the journal and its PUT."""
     both.a.journal.become_slave()
     both.elect(both.a)
@@ -263,7 +259,7 @@ def test_an_epoch_that_read_the_journal_before_its_successors_finds_its_number_t
     assert said == [later]
 
 
-def test_the_old_master_follows_once_it_is_a_slave_and_leads_again_once_it_is_elected(both: BrokerSet) -> None:
+def test_deposed_master_follows_as_slave_and_leads_when_reelected(both: BrokerSet) -> None:
     both.a.offload()
     both.replicate()
     both.elect(both.b)
@@ -282,7 +278,7 @@ def test_the_old_master_follows_once_it_is_a_slave_and_leads_again_once_it_is_el
         both.b.offload()
 
 
-def test_a_broker_in_no_set_does_not_take_over_a_sets_archive(both: BrokerSet) -> None:
+def test_standalone_broker_does_not_take_over_the_archive_of_a_set(both: BrokerSet) -> None:
     both.a.offload()
     written = dict(both.store.objects)
     alone = Rig.__new__(Rig)
@@ -293,7 +289,7 @@ def test_a_broker_in_no_set_does_not_take_over_a_sets_archive(both: BrokerSet) -
     assert both.store.objects == written
 
 
-def test_a_set_goes_on_with_the_archive_of_the_broker_that_it_grew_from(tmp_path: Path) -> None:
+def test_set_continues_the_archive_of_its_first_broker(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "a", log_uuid="of the first")
     rig.hot.put("a", 0, 7)
     rig.offload()
@@ -313,7 +309,7 @@ def test_a_set_goes_on_with_the_archive_of_the_broker_that_it_grew_from(tmp_path
 # ---- no entry covers unconfirmed records
 
 
-def test_no_gap_is_recorded_over_what_readers_do_not_see_yet(both: BrokerSet) -> None:
+def test_no_gap_is_recorded_above_the_confirmed_offset(both: BrokerSet) -> None:
     """Records that B had at its promotion are not confirmed at once. Its rounds end at the confirmed offset."""
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
@@ -327,7 +323,7 @@ def test_no_gap_is_recorded_over_what_readers_do_not_see_yet(both: BrokerSet) ->
     assert (both.check_tiles("a", 0), both.check_tiles("a", 1), both.check_tiles("b", 0)) == (7, 9, 5)
 
 
-def test_a_round_reaches_what_the_whole_set_has_synced(both: BrokerSet) -> None:
+def test_round_ends_at_the_archivable_limit(both: BrokerSet) -> None:
     both.a.hot.archivable = 8 * RECORD
     both.a.hot.put("a", 0, 1)
     both.a.lifecycle.offload.run(roll=True)
@@ -342,7 +338,7 @@ def test_a_round_reaches_what_the_whole_set_has_synced(both: BrokerSet) -> None:
     assert (both.check_tiles("a", 0), both.check_tiles("b", 0)) == (8, 5)
 
 
-def test_an_intent_that_never_came_to_stand_moves_nothing_when_its_member_leads_again(both: BrokerSet) -> None:
+def test_lost_intent_reserves_no_offsets_after_a_reelection(both: BrokerSet) -> None:
     """B reused the offsets that A had planned. A must neither skip them nor hide the messages of B."""
     both.store.fail("put", StoreUnavailable("503"), match="journal", skip=1)
     with pytest.raises(StoreUnavailable):
@@ -363,7 +359,7 @@ def test_an_intent_that_never_came_to_stand_moves_nothing_when_its_member_leads_
 # ---- a slave
 
 
-def test_a_slave_appends_nothing(both: BrokerSet) -> None:
+def test_slave_appends_no_journal_entry(both: BrokerSet) -> None:
     both.a.offload()
     written = dict(both.store.objects)
     for job in (
@@ -382,7 +378,7 @@ def test_a_slave_appends_nothing(both: BrokerSet) -> None:
     assert both.b.lifecycle.status()["archive"] == "following"
 
 
-def test_a_slave_evicts_what_its_master_has_archived_and_nothing_else(both: BrokerSet) -> None:
+def test_slave_evicts_only_archived_segments(both: BrokerSet) -> None:
     both.a.offload()
     both.a.hot.put("a", 0, SEGMENT // RECORD)
     both.replicate()
@@ -400,7 +396,7 @@ def test_a_slave_evicts_what_its_master_has_archived_and_nothing_else(both: Brok
     assert both.b.hot.evicted == left, "something waits in it"
 
 
-def test_a_slave_evicts_nothing_while_the_store_is_away_or_shows_another_log(both: BrokerSet, tmp_path: Path) -> None:
+def test_slave_evicts_nothing_if_store_is_unavailable_or_of_another_log(both: BrokerSet, tmp_path: Path) -> None:
     both.a.offload()
     stranger = Member(both, tmp_path / "c", log_uuid="staging")
     stranger.hot.copy(both.a.hot)
@@ -415,7 +411,7 @@ def test_a_slave_evicts_nothing_while_the_store_is_away_or_shows_another_log(bot
     assert stranger.hot.evicted == both.b.hot.evicted == []
 
 
-def test_a_slave_hides_what_its_master_has_expired(both: BrokerSet) -> None:
+def test_slave_hides_rows_expired_by_its_master(both: BrokerSet) -> None:
     both.policy = Policy(ttl_hours=lambda topic: 1 if topic == "b" else None)
     both.a.offload()
     both.clock.advance(2 * 3_600_000)
@@ -437,7 +433,7 @@ def counted(both: BrokerSet, name: str, monkeypatch: pytest.MonkeyPatch) -> list
     return asked
 
 
-def test_where_a_new_members_log_may_begin_costs_the_same_for_any_number_of_segments(
+def test_eviction_frontier_cost_is_independent_of_segment_count(
     both: BrokerSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = counted(both, "confirmed_range", monkeypatch)
@@ -452,7 +448,7 @@ def test_where_a_new_members_log_may_begin_costs_the_same_for_any_number_of_segm
     assert costs[0] == costs[1]
 
 
-def test_of_an_apache_masters_copy_nobody_asks_where_his_log_may_begin(both: BrokerSet) -> None:
+def test_copy_of_an_apache_master_has_no_eviction_frontier(both: BrokerSet) -> None:
     member = both.a
     lifecycle = ArchiveLifecycle(
         member.hot, member.journal, member.worker, lambda: both.policy, both.clock, SafeClock(both.clock),
@@ -464,7 +460,7 @@ def test_of_an_apache_masters_copy_nobody_asks_where_his_log_may_begin(both: Bro
     assert lifecycle.evict.frontier == 0
 
 
-def test_a_ttl_reads_no_entries_to_find_how_far_it_may_be_told(
+def test_ttl_finds_its_archivable_limit_without_reading_entries(
     both: BrokerSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both.policy = Policy(ttl_hours=lambda topic: 1)
@@ -474,7 +470,7 @@ def test_a_ttl_reads_no_entries_to_find_how_far_it_may_be_told(
     assert asked == []
 
 
-def test_what_expires_before_all_members_have_it_is_not_named(both: BrokerSet) -> None:
+def test_ttl_records_minimums_only_below_the_archivable_limit(both: BrokerSet) -> None:
     both.policy = Policy(ttl_hours=lambda topic: 1)
     both.a.hot.archivable = 9 * RECORD
     both.clock.advance(2 * 3_600_000)
@@ -484,7 +480,7 @@ def test_what_expires_before_all_members_have_it_is_not_named(both: BrokerSet) -
     assert (both.a.hot.min_offset("b", 0), both.a.hot.min_offset("a", 1)) == (2, 0)
 
 
-def test_a_slaves_copy_of_the_journal_begins_at_its_masters_checkpoints(both: BrokerSet) -> None:
+def test_slave_truncates_its_journal_copy_at_checkpoints(both: BrokerSet) -> None:
     both.a.journal._checkpoints.period = 4
     sizes = []
     for _ in range(12):
@@ -504,7 +500,7 @@ def test_a_slaves_copy_of_the_journal_begins_at_its_masters_checkpoints(both: Br
     assert both.check_tiles("a", 0) == 19
 
 
-def test_a_slave_refuses_a_journal_of_a_newer_format(both: BrokerSet) -> None:
+def test_slave_refuses_a_journal_of_a_newer_format(both: BrokerSet) -> None:
     both.a.journal.ensure_online()
     both.b.journal.follow()
     key = journal_key("", "b", both.catalog.next_seq)
@@ -517,7 +513,7 @@ def test_a_slave_refuses_a_journal_of_a_newer_format(both: BrokerSet) -> None:
 # ---- the state slots
 
 
-def test_a_master_that_leads_again_writes_no_state_over_the_newest(both: BrokerSet) -> None:
+def test_reelected_master_does_not_overwrite_the_newest_state(both: BrokerSet) -> None:
     def state(offset: int) -> BrokerState:
         return BrokerState(broker="b", log_end=offset, queues={"a": {0: offset}})
 
@@ -543,7 +539,7 @@ def test_a_master_that_leads_again_writes_no_state_over_the_newest(both: BrokerS
     assert (found.log_end, found.log_uuid) == (3, both.a.log_uuid), "the newest was the other slot"
 
 
-def test_names_of_a_deposed_masters_intent_are_known_to_the_next(both: BrokerSet) -> None:
+def test_next_master_knows_the_names_of_a_late_intent(both: BrokerSet) -> None:
     """A late INTENT before the new EPOCH covers confirmed records, so the next master completes it."""
     both.b.journal.follow()
     name = PlannedObject("topic=a/dt=1970-01-01/broker=b/x-e1.parquet", "a", "1970-01-01", 0, 1000, {0: (0, 6)})
@@ -560,7 +556,7 @@ def test_names_of_a_deposed_masters_intent_are_known_to_the_next(both: BrokerSet
     assert [type(entry) for entry in entries(both)] == [Epoch, Intent, Epoch]
 
 
-def test_checkpoints_of_one_master_after_another_lead_to_the_same_catalog(both: BrokerSet) -> None:
+def test_checkpoints_of_alternating_masters_give_the_same_catalog(both: BrokerSet) -> None:
     """Each checkpoint refers to packs of the previous one; a new master refers to no pack that it has not read."""
     masters = (both.a, both.b)
     leads, kept = both.a, set[str]()

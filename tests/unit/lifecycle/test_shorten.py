@@ -109,7 +109,7 @@ def from_here(rig: Rig, tmp_path: Path) -> Callable[[], None]:
 # ---- deletion
 
 
-def test_old_entries_that_checkpoints_have_go_and_all_that_follows_is_as_before(rig: Rig, tmp_path: Path) -> None:
+def test_shorten_deletes_old_checkpointed_entries_and_keeps_the_catalog(rig: Rig, tmp_path: Path) -> None:
     aged(rig)
     end = rig.journal.catalog.next_seq
     assert rig.lifecycle.shorten.run() == oldest_kept(rig) - 1
@@ -132,7 +132,7 @@ def test_old_entries_that_checkpoints_have_go_and_all_that_follows_is_as_before(
 
 
 @pytest.mark.parametrize("why", ["young", "two checkpoints", "no pack", "cut", "a state slot", "few"])
-def test_nothing_goes_that_somebody_may_need(rig: Rig, why: str) -> None:
+def test_shorten_keeps_entries_that_are_still_needed(rig: Rig, why: str) -> None:
     if why == "young":
         rounds(rig, 12)
         rig.clock.advance(7 * DAY - 1)
@@ -162,7 +162,7 @@ def test_nothing_goes_that_somebody_may_need(rig: Rig, why: str) -> None:
 # ---- brokers and readers that were suspended
 
 
-def test_what_a_broker_puts_where_an_entry_was_deleted_is_read_by_nobody(rig: Rig, tmp_path: Path) -> None:
+def test_put_of_superseded_broker_at_a_deleted_entry_is_ignored(rig: Rig, tmp_path: Path) -> None:
     rounds(rig, 2)
     position = rig.journal.catalog.next_seq
     other = other_broker(rig, tmp_path)
@@ -184,7 +184,7 @@ def test_what_a_broker_puts_where_an_entry_was_deleted_is_read_by_nobody(rig: Ri
 
 
 @pytest.mark.parametrize("outcome", ["lost", "lost and late"])
-def test_neither_is_what_was_put_there_with_an_unknown_outcome(rig: Rig, tmp_path: Path, outcome: str) -> None:
+def test_unknown_put_of_superseded_broker_at_a_deleted_entry_is_ignored(rig: Rig, tmp_path: Path, outcome: str) -> None:
     rounds(rig, 2)
     position = rig.journal.catalog.next_seq
     other = other_broker(rig, tmp_path)
@@ -198,7 +198,7 @@ def test_neither_is_what_was_put_there_with_an_unknown_outcome(rig: Rig, tmp_pat
     assert state_of(read_catalog(rig.store, "b")) == state_of(other.catalog)
 
 
-def test_a_broker_that_finds_what_another_put_there_does_not_take_it_for_the_journal(rig: Rig, tmp_path: Path) -> None:
+def test_follower_ignores_a_put_at_a_deleted_entry(rig: Rig, tmp_path: Path) -> None:
     rounds(rig, 2)
     second = tmp_path / "second"
     shutil.copytree(rig.directory, second)
@@ -215,7 +215,7 @@ def test_a_broker_that_finds_what_another_put_there_does_not_take_it_for_the_jou
     assert state_of(sleeper.catalog) == state_of(other.catalog)
 
 
-def test_a_broker_that_only_looks_learns_that_it_was_superseded(rig: Rig, tmp_path: Path) -> None:
+def test_superseded_broker_is_fenced_by_reading_a_shortened_journal(rig: Rig, tmp_path: Path) -> None:
     rounds(rig, 2)
     other = other_broker(rig, tmp_path)
     append(other, 40)
@@ -225,9 +225,7 @@ def test_a_broker_that_only_looks_learns_that_it_was_superseded(rig: Rig, tmp_pa
         rig.lifecycle.expire.run()
 
 
-def test_a_start_with_a_copy_from_before_goes_on_at_a_checkpoint_and_another_store_is_refused(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_start_with_an_outdated_copy_resumes_at_a_checkpoint(rig: Rig, tmp_path: Path) -> None:
     rounds(rig, 2)
     shutil.copytree(rig.directory, tmp_path / "copy")
     aged(rig)
@@ -244,7 +242,7 @@ def test_a_start_with_a_copy_from_before_goes_on_at_a_checkpoint_and_another_sto
         rig.new_journal(tmp_path / "again").attach(rig.hot.tail)
 
 
-def test_a_start_with_another_logs_store_leaves_the_own_copy_as_it_was(rig: Rig, tmp_path: Path) -> None:
+def test_start_with_a_wrong_store_leaves_the_local_copy_unchanged(rig: Rig, tmp_path: Path) -> None:
     """The wrong journal may be longer and shortened. After storeUrl is corrected, the broker resumes its archive."""
     rounds(rig, 2)
     own, log_uuid = rig.store, rig.journal.catalog.log_uuid
@@ -261,7 +259,7 @@ def test_a_start_with_another_logs_store_leaves_the_own_copy_as_it_was(rig: Rig,
     assert back.catalog.log_uuid == log_uuid
 
 
-def test_who_reads_on_from_a_position_is_told_that_it_is_gone(rig: Rig) -> None:
+def test_reader_at_a_deleted_position_gets_entries_deleted(rig: Rig) -> None:
     rounds(rig, 2)
     position, before = rig.journal.catalog.next_seq, rig.journal.catalog.anchor
     aged(rig)
@@ -274,7 +272,7 @@ def test_who_reads_on_from_a_position_is_told_that_it_is_gone(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_reader_whom_the_shortening_overtakes_at_any_call_reads_all(rig: Rig, tmp_path: Path, whole: bool) -> None:
+def test_reader_overtaken_by_shorten_at_any_call_reads_the_full_catalog(rig: Rig, tmp_path: Path, whole: bool) -> None:
     aged(rig, 20)
     rounds(rig, 1)
     known = state_of(rig.journal.catalog)
@@ -320,7 +318,7 @@ def in_order(rig: Rig) -> bool:
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_each_fault_of_each_call(rig: Rig, tmp_path: Path, kind: str, crash: bool) -> None:
+def test_shorten_survives_each_fault_of_each_store_call(rig: Rig, tmp_path: Path, kind: str, crash: bool) -> None:
     error, after = FAULTS[kind]
     aged(rig)
     anew = from_here(rig, tmp_path)
@@ -348,7 +346,7 @@ def test_each_fault_of_each_call(rig: Rig, tmp_path: Path, kind: str, crash: boo
 
 @pytest.mark.parametrize("place", ["journal.before_shortening", "journal.after_entry_deleted"])
 @pytest.mark.parametrize("nth", [1, 2, 5])
-def test_a_crash_on_the_way_leaves_what_the_next_start_goes_on_with(rig: Rig, place: str, nth: int) -> None:
+def test_shorten_resumes_after_a_crash(rig: Rig, place: str, nth: int) -> None:
     aged(rig)
     nth = 1 if place == "journal.before_shortening" else nth
     with failpoint.armed(place, "error", nth), pytest.raises(FailpointError):
@@ -361,7 +359,7 @@ def test_a_crash_on_the_way_leaves_what_the_next_start_goes_on_with(rig: Rig, pl
     assert is_whole(rig, 36)
 
 
-def test_two_brokers_that_delete_at_once_keep_to_the_order_at_every_step(rig: Rig, tmp_path: Path) -> None:
+def test_concurrent_shortens_delete_in_order_at_every_step(rig: Rig, tmp_path: Path) -> None:
     aged(rig)
     late = rig.journal
     due = late.entries_to_delete(rig.clock.now_ms(), 7 * DAY)
@@ -386,7 +384,7 @@ def test_two_brokers_that_delete_at_once_keep_to_the_order_at_every_step(rig: Ri
     assert state_of(read_catalog(rig.store, "b")) == state_of(other.catalog)
 
 
-def test_a_put_comes_again_with_other_bytes(rig: Rig) -> None:
+def test_repeated_put_of_an_entry_has_different_bytes(rig: Rig) -> None:
     """A late PUT must not recreate a deleted entry: a reader that knows its bytes would take it as the journal's."""
     put: list[bytes] = []
     inner: Callable[..., object] = rig.store.put

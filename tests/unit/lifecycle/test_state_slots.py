@@ -39,7 +39,7 @@ def newest(rig: Rig) -> int:
     return state.queues["t"][0]
 
 
-def test_two_slots_take_turns_and_all_fields_come_back(rig: Rig) -> None:
+def test_two_slots_alternate_and_all_fields_round_trip(rig: Rig) -> None:
     keeper = StateKeeper(rig.journal, rig.clock)
     for offset in range(5):
         assert keep(keeper, offset)
@@ -51,7 +51,7 @@ def test_two_slots_take_turns_and_all_fields_come_back(rig: Rig) -> None:
     assert found == msgspec.structs.replace(at(4), **stamp)
 
 
-def test_an_unchanged_state_costs_no_put_until_its_time_says_nothing(rig: Rig) -> None:
+def test_unchanged_state_is_written_only_after_the_refresh_time(rig: Rig) -> None:
     keeper = StateKeeper(rig.journal, rig.clock)
     assert keep(keeper, 1)
     assert not keep(keeper, 1)
@@ -59,7 +59,7 @@ def test_an_unchanged_state_costs_no_put_until_its_time_says_nothing(rig: Rig) -
     assert keep(keeper, 1)
 
 
-def test_a_stop_marks_its_state_even_when_nothing_has_changed(rig: Rig) -> None:
+def test_stop_marks_its_state_even_if_unchanged(rig: Rig) -> None:
     keeper = StateKeeper(rig.journal, rig.clock)
     keep(keeper, 1)
     assert keeper.run_last(at(1))
@@ -72,7 +72,7 @@ def test_a_stop_marks_its_state_even_when_nothing_has_changed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("harm", [b"", b"\x81", None])
-def test_a_damaged_slot_leaves_the_other_and_is_the_next_to_be_written(rig: Rig, harm: bytes | None) -> None:
+def test_damaged_slot_is_ignored_and_written_next(rig: Rig, harm: bytes | None) -> None:
     keeper = StateKeeper(rig.journal, rig.clock)
     for offset in (1, 2):
         keep(keeper, offset)
@@ -88,7 +88,7 @@ def test_a_damaged_slot_leaves_the_other_and_is_the_next_to_be_written(rig: Rig,
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_failed_put_never_endangers_the_newest_state(rig: Rig, after: bool) -> None:
+def test_failed_put_never_damages_the_newest_state(rig: Rig, after: bool) -> None:
     keeper = StateKeeper(rig.journal, rig.clock)
     keep(keeper, 1)
     before = dict(rig.store.objects)
@@ -102,7 +102,7 @@ def test_a_failed_put_never_endangers_the_newest_state(rig: Rig, after: bool) ->
     assert newest(rig) == 5
 
 
-def test_a_fenced_broker_writes_no_state(rig: Rig) -> None:
+def test_fenced_broker_writes_no_state(rig: Rig) -> None:
     zombie = StateKeeper(rig.journal, rig.clock)
     keep(zombie, 1)
     rig.restart()
@@ -114,7 +114,7 @@ def test_a_fenced_broker_writes_no_state(rig: Rig) -> None:
     assert rig.store.objects == before
 
 
-def test_what_a_superseded_broker_writes_too_late_does_not_count(rig: Rig) -> None:
+def test_late_state_of_a_superseded_broker_does_not_count(rig: Rig) -> None:
     """The broker checks the journal and is suspended. Its successor writes, then its own PUT arrives."""
     old = StateKeeper(rig.journal, rig.clock)
     for offset in (1, 2, 3):
@@ -135,7 +135,7 @@ def test_what_a_superseded_broker_writes_too_late_does_not_count(rig: Rig) -> No
     assert newest(rig) == 52
 
 
-def test_a_crash_before_or_after_the_put_leaves_a_state(rig: Rig) -> None:
+def test_crash_before_or_after_the_put_leaves_a_state(rig: Rig) -> None:
     keep(StateKeeper(rig.journal, rig.clock), 1)
     for place, expected in (("state.before_put", 1), ("state.after_put", 2)):
         with failpoint.armed(place), pytest.raises(FailpointError):
@@ -143,7 +143,7 @@ def test_a_crash_before_or_after_the_put_leaves_a_state(rig: Rig) -> None:
         assert newest(rig) == expected
 
 
-def test_a_store_that_is_down_is_told_and_nothing_is_written(rig: Rig) -> None:
+def test_unavailable_store_raises_and_writes_no_state(rig: Rig) -> None:
     rig.store.fail("*", StoreUnavailable("down"), times=100)
     with pytest.raises(StoreUnavailable):
         keep(StateKeeper(rig.journal, rig.clock), 1)
@@ -151,7 +151,7 @@ def test_a_store_that_is_down_is_told_and_nothing_is_written(rig: Rig) -> None:
     assert read_state(rig.store, "b") is None
 
 
-def test_a_state_is_bounded_and_a_newer_one_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_and_newer_states_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = StateKeeper(rig.journal, rig.clock)
     keep(keeper, 1)
     monkeypatch.setattr(slots, "CONTENT_MAX", 50)

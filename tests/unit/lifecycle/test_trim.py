@@ -35,7 +35,7 @@ def lowest(rig: Rig) -> int | None:
     return rig.journal.catalog.min_offset("a", 0)
 
 
-def test_whole_objects_go_after_the_grace_and_a_part_of_one_is_hidden(rig: Rig) -> None:
+def test_trim_deletes_whole_objects_after_grace_and_hides_a_part(rig: Rig) -> None:
     names = rig.journal.catalog.objects("a")
     assert rig.lifecycle.trim.run("a", {0: 4}) == Trimmed("a", {0: 4}, 1)
     assert rig.journal.catalog.objects("a") == names[1:]
@@ -47,7 +47,7 @@ def test_whole_objects_go_after_the_grace_and_a_part_of_one_is_hidden(rig: Rig) 
     assert lowest(rig) == 4
 
 
-def test_what_no_round_has_taken_is_deleted_and_does_not_come_back_with_one(rig: Rig) -> None:
+def test_trim_of_unarchived_messages_survives_their_round(rig: Rig) -> None:
     assert rig.lifecycle.trim.run("a", {0: 10}) == Trimmed("a", {0: 10}, 3)
     assert rig.hot.min_offset("a", 0) == 10
     assert rig.journal.catalog.objects("a") == []
@@ -56,7 +56,7 @@ def test_what_no_round_has_taken_is_deleted_and_does_not_come_back_with_one(rig:
     assert rig.journal.catalog.queue("a", 0).count_existing(10, 11) == 1
 
 
-def test_everything_may_go_and_offsets_go_on(rig: Rig) -> None:
+def test_trim_of_all_messages_keeps_counting_offsets(rig: Rig) -> None:
     rig.lifecycle.trim.run("a", {0: 11})
     rig.hot.put("a", count=1)
     assert rig.hot.min_offset("a", 0) == 11
@@ -64,7 +64,7 @@ def test_everything_may_go_and_offsets_go_on(rig: Rig) -> None:
     assert (lowest(rig), rig.journal.catalog.max_offset("a", 0)) == (11, 12)
 
 
-def test_it_never_goes_back_nor_above_the_end(rig: Rig) -> None:
+def test_trim_refuses_offsets_above_the_end_and_ignores_lower_ones(rig: Rig) -> None:
     rig.lifecycle.trim.run("a", {0: 5})
     seq = rig.journal.catalog.next_seq
     assert rig.lifecycle.trim.run("a", {0: 3}).begins == {0: 5}
@@ -78,7 +78,7 @@ def test_it_never_goes_back_nor_above_the_end(rig: Rig) -> None:
     assert lowest(rig) == 5
 
 
-def test_killed_between_archive_and_log_the_same_again_completes_it(rig: Rig) -> None:
+def test_repeated_trim_completes_one_killed_between_archive_and_log(rig: Rig) -> None:
     class Killed(BaseException):
         pass
 
@@ -95,9 +95,7 @@ def test_killed_between_archive_and_log_the_same_again_completes_it(rig: Rig) ->
     assert rig.hot.min_offset("a", 0) == 10
 
 
-def test_many_objects_go_in_several_entries_and_their_minimum_with_the_first(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_trim_writes_the_minimum_with_its_first_entry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lifecycle.trim._BATCH", 2)
     before = rig.journal.catalog.next_seq
     assert rig.lifecycle.trim.run("a", {0: 9}).objects == 3
@@ -106,7 +104,7 @@ def test_many_objects_go_in_several_entries_and_their_minimum_with_the_first(
     assert told == [(2, {"a": {0: 9}}, "trimmed"), (1, {}, "trimmed")]
 
 
-def test_in_its_grace_it_may_be_taken_back(rig: Rig) -> None:
+def test_trim_can_be_undone_within_the_grace(rig: Rig) -> None:
     names = rig.journal.catalog.objects("a")
     rig.lifecycle.trim.run("a", {0: 10})
     rig.lifecycle.unexpire.run()
@@ -114,7 +112,7 @@ def test_in_its_grace_it_may_be_taken_back(rig: Rig) -> None:
     assert lowest(rig) == 0
 
 
-def test_without_an_archive_the_local_log_begins_there_but_not_in_a_set(tmp_path: Path) -> None:
+def test_trim_without_archive_is_refused_in_a_broker_set(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     rig.hot.put("a", count=5)
 

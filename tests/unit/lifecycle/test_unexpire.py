@@ -48,7 +48,7 @@ def expire_by_mistake(rig: Rig) -> None:
     rig.lifecycle.safe_clock.confirm()
 
 
-def test_what_a_wrong_clock_expired_comes_back(rig: Rig) -> None:
+def test_unexpire_restores_objects_expired_by_a_wrong_clock(rig: Rig) -> None:
     names = rig.journal.catalog.objects("a")
     expire_by_mistake(rig)
     assert rig.hot.min_offset("a", 0) == 11
@@ -63,7 +63,7 @@ def test_what_a_wrong_clock_expired_comes_back(rig: Rig) -> None:
     assert rig.check_tiles("a") == 11
 
 
-def test_what_comes_back_while_others_are_deleted_is_not_deleted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_restored_during_a_deletion_are_not_deleted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deleting the objects of a year takes minutes, so other jobs may run after each batch."""
     monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
     rig.clock.advance((TTL + 3) * HOUR)
@@ -87,7 +87,7 @@ def test_what_comes_back_while_others_are_deleted_is_not_deleted(rig: Rig, monke
     assert all(rig.store.head(name.key) for name in left)
 
 
-def test_an_expiry_of_many_is_written_in_pieces_and_seen_in_one_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_expiry_is_written_in_parts_but_visible_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lifecycle.expire.EXPIRE_BATCH", 2)
     append, entries, seen = rig.journal.append, list[Expire](), list[int]()
 
@@ -107,9 +107,7 @@ def test_an_expiry_of_many_is_written_in_pieces_and_seen_in_one_step(rig: Rig, m
     assert rig.journal.catalog.objects("a") == []
 
 
-def test_after_a_batch_that_ends_with_a_topic_the_next_topic_is_seen_to_go_in_one_step_too(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_topic_after_a_full_batch_expires_visibly_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         rig.hot.put("b", count=2)
         rig.offload()
@@ -135,9 +133,7 @@ def test_after_a_batch_that_ends_with_a_topic_the_next_topic_is_seen_to_go_in_on
     assert rig.journal.catalog.object_count == 0
 
 
-def test_an_expiry_of_many_takes_a_hundredth_of_the_interpreter_and_holds_nobody_up_while_it_waits(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_expiry_is_paced_and_releases_its_turn_while_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lifecycle.expire.EXPIRE_BATCH", 1)
     monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
     append, waits = rig.journal.append, list[float]()
@@ -170,7 +166,7 @@ def test_an_expiry_of_many_takes_a_hundredth_of_the_interpreter_and_holds_nobody
     assert (rig.journal.catalog.objects("a"), expiring_keys(rig.journal.catalog)) == ([], {})
 
 
-def test_a_start_finds_it_back(rig: Rig) -> None:
+def test_unexpired_objects_stay_visible_after_restart(rig: Rig) -> None:
     expire_by_mistake(rig)
     rig.lifecycle.unexpire.run()
     rig.restart()
@@ -178,7 +174,7 @@ def test_a_start_finds_it_back(rig: Rig) -> None:
     assert expiring_keys(rig.journal.catalog) == {}
 
 
-def test_what_has_expired_by_the_right_time_stays_expired(rig: Rig) -> None:
+def test_rightly_expired_objects_stay_expired(rig: Rig) -> None:
     expire_by_mistake(rig)
     rig.clock.advance((TTL - 3) * HOUR)
     assert rig.lifecycle.unexpire.run()["objects"] == 2
@@ -186,7 +182,7 @@ def test_what_has_expired_by_the_right_time_stays_expired(rig: Rig) -> None:
     assert len(expiring_keys(rig.journal.catalog)) == 1
 
 
-def test_a_ttl_that_was_set_too_short_is_taken_back_with_it(rig: Rig) -> None:
+def test_unexpire_restores_objects_after_a_ttl_is_removed(rig: Rig) -> None:
     rig.policy = Policy(ttl_hours=lambda topic: 1)
     assert rig.lifecycle.expire.run()["expired"] == 3
     rig.policy = Policy(ttl_hours=lambda topic: None)
@@ -194,7 +190,7 @@ def test_a_ttl_that_was_set_too_short_is_taken_back_with_it(rig: Rig) -> None:
     assert rig.journal.catalog.min_offset("a", 0) == 0
 
 
-def test_nothing_comes_back_below_an_object_that_is_gone(rig: Rig) -> None:
+def test_unexpire_restores_nothing_below_a_deleted_object(rig: Rig) -> None:
     names = rig.journal.catalog.objects("a")
     expire_by_mistake(rig)
     rig.store.delete(names[1].key)
@@ -203,7 +199,7 @@ def test_nothing_comes_back_below_an_object_that_is_gone(rig: Rig) -> None:
     assert [name.key for name in rig.journal.catalog.objects("a")] == [names[2].key]
 
 
-def test_a_deleted_topic_does_not_come_back(rig: Rig) -> None:
+def test_unexpire_does_not_restore_a_deleted_topic(rig: Rig) -> None:
     rig.hot.delete_topic("a")
     rig.journal.append(Topic(topic="a", deleted=True, minimums={0: 11}))
     rig.lifecycle.expire.run()
@@ -213,7 +209,7 @@ def test_a_deleted_topic_does_not_come_back(rig: Rig) -> None:
     assert rig.journal.catalog.recorded_minimum("a", 0) == 11, "nor by a plan that was made before it was deleted"
 
 
-def test_without_an_archive_what_the_log_still_has_comes_back(tmp_path: Path) -> None:
+def test_unexpire_without_archive_restores_rows_of_the_local_log(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     policy = Policy(archived=lambda topic: False, ttl_hours=lambda topic: TTL)
     local = LocalLifecycle(rig.hot, lambda: policy, rig.clock, SafeClock(rig.clock))

@@ -13,7 +13,7 @@ from neve.archive.read.verify import verify
 from tests.unit.lifecycle.fakes import Rig
 
 
-def test_a_sound_archive(rig: Rig) -> None:
+def test_sound_archive_has_no_findings(rig: Rig) -> None:
     rig.hot.put("a", count=25)
     rig.hot.put("a", 1, 3)
     rig.offload(evict=True)
@@ -21,7 +21,7 @@ def test_a_sound_archive(rig: Rig) -> None:
     assert (report.ok, report.rows, report.problems) == (True, 28, [])
 
 
-def test_missing_other_and_torn_objects_are_named(rig: Rig) -> None:
+def test_verify_reports_missing_foreign_and_torn_objects(rig: Rig) -> None:
     for topic in ("gone", "other", "torn"):
         rig.hot.put(topic, count=2)
     rig.offload()
@@ -38,7 +38,7 @@ def test_missing_other_and_torn_objects_are_named(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("shift", "kind"), [(-1, "overlap"), (2, "hole")])
-def test_overlap_and_hole_are_named(rig: Rig, shift: int, kind: str) -> None:
+def test_verify_reports_overlaps_and_holes(rig: Rig, shift: int, kind: str) -> None:
     rig.hot.put("a", count=5)
     rig.offload()
     (name,) = rig.journal.catalog.objects()
@@ -56,7 +56,7 @@ def test_overlap_and_hole_are_named(rig: Rig, shift: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_faults_and_restarts_neither_lose_nor_double(tmp_path: Path, seed: int) -> None:
+def test_random_faults_and_restarts_neither_lose_nor_duplicate(tmp_path: Path, seed: int) -> None:
     """Two faults at a time, before or after their effect, at random calls; then none."""
     chance = random.Random(seed)
     rig = Rig(tmp_path / "state")

@@ -32,7 +32,7 @@ command.namesrv(["--set", "listenPort=0", "--set", "bindAddress=127.0.0.1", "--s
 """
 
 
-def test_a_name_server_alone_loads_no_controller(tmp_path: Path) -> None:
+def test_standalone_name_server_loads_no_controller(tmp_path: Path) -> None:
     async def main() -> bytes:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _ALONE, str(tmp_path / "kv.json"), stdout=asyncio.subprocess.PIPE
@@ -46,7 +46,7 @@ def test_a_name_server_alone_loads_no_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["start", "shutdown"])
-async def test_what_goes_wrong_with_the_name_server_leaves_no_controller_behind(
+async def test_failing_name_server_stops_its_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     async def fails(_: NamesrvController) -> None:

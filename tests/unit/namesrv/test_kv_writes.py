@@ -30,7 +30,7 @@ class SlowDisk(RealDisk):
         self.writing -= 1
 
 
-def test_a_write_whose_asker_left_neither_meets_nor_overwrites_the_next(tmp_path: Path) -> None:
+def test_cancelled_write_does_not_overlap_or_overwrite_the_next(tmp_path: Path) -> None:
     disk, path = SlowDisk(), tmp_path / "kv.json"
 
     async def main() -> None:
@@ -68,7 +68,7 @@ class CountingDisk(RealDisk):
         super().write_atomic(path, data)
 
 
-def test_all_changes_that_wait_share_one_write_which_copies_only_their_namespaces(tmp_path: Path) -> None:
+def test_pending_changes_share_one_write_of_their_namespaces(tmp_path: Path) -> None:
     disk, path = CountingDisk(), tmp_path / "kv.json"
 
     async def main() -> None:
@@ -94,7 +94,7 @@ def test_all_changes_that_wait_share_one_write_which_copies_only_their_namespace
     assert again.get("n", "k499") == "v"
 
 
-async def test_a_failed_write_is_told_to_who_waits_and_the_next_one_is_made(tmp_path: Path) -> None:
+async def test_failed_write_raises_for_its_callers_and_the_next_succeeds(tmp_path: Path) -> None:
     disk, path = CountingDisk(), tmp_path / "kv.json"
     disk.go.set()
 
@@ -108,9 +108,7 @@ async def test_a_failed_write_is_told_to_who_waits_and_the_next_one_is_made(tmp_
     assert dict(manager.namespace("n") or {}) == {"a": "1", "c": "3"}
 
 
-async def test_what_the_table_may_hold_is_bounded_in_entries_and_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_table_is_bounded_in_entries_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_config_manager, "MAX_ENTRIES", 3)
     monkeypatch.setattr(kv_config_manager, "MAX_BYTES", 100)
 

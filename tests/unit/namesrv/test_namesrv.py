@@ -92,7 +92,7 @@ def test_routes_in_both_dialects(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_every_question_has_its_answer(tmp_path: Path) -> None:
+def test_every_request_has_its_response(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         broker = await rig.register()
         ask = rig.ask
@@ -142,7 +142,7 @@ def test_every_question_has_its_answer(tmp_path: Path) -> None:
         (318, {}, b"\xff", 16),
     ],
 )
-def test_refusals_leave_the_connection_alive(
+def test_refused_request_keeps_the_connection_open(
     tmp_path: Path, code: int, ext: dict[str, str], body: object, expected: int
 ) -> None:
     async def test(rig: Rig) -> None:
@@ -154,7 +154,7 @@ def test_refusals_leave_the_connection_alive(
     run(tmp_path, test)
 
 
-def test_a_broker_that_hangs_up_or_falls_silent_is_gone(tmp_path: Path) -> None:
+def test_disconnected_or_silent_broker_is_removed(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         broker = await rig.register()
         client = await rig.connect()
@@ -173,7 +173,7 @@ def test_a_broker_that_hangs_up_or_falls_silent_is_gone(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_the_scan_runs_by_itself(tmp_path: Path) -> None:
+def test_scan_runs_periodically(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         silent = await rig.register()
         gone = asyncio.Event()
@@ -211,7 +211,7 @@ def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_pat
     run(tmp_path, second, order_message_enable=True)
 
 
-def test_a_live_setting_holds_at_once(tmp_path: Path) -> None:
+def test_live_setting_applies_at_once(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         connection = await rig.connect()
         assert (await rig.ask(connection, 318, body=b"enableAllTopicList=false\n")).code == 0
@@ -223,14 +223,14 @@ def test_a_live_setting_holds_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version":2,"configTable":{}}', b'{"configTable":{"a":{"b":1}}}'])
-def test_a_settings_file_that_cannot_be_trusted_stops_the_start(tmp_path: Path, content: bytes) -> None:
+def test_damaged_settings_file_stops_the_start(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kv.json"
     path.write_bytes(content)
     with pytest.raises(StartupError, match=r"kv\.json"):
         KvConfigManager(path, RealDisk()).load()
 
 
-def test_rocketmqs_own_settings_file_is_read(tmp_path: Path) -> None:
+def test_settings_file_of_rocketmq_is_read(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
     path.write_text('{"configTable":{"n":{"k":"v"}}}')
     manager = KvConfigManager(path, RealDisk())
@@ -238,9 +238,7 @@ def test_rocketmqs_own_settings_file_is_read(tmp_path: Path) -> None:
     assert manager.get("n", "k") == "v"
 
 
-def test_a_registration_that_says_the_same_again_is_not_read_again_unless_its_broker_was_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchanged_registration_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
     def counted(body: bytes, **more: Any) -> BrokerRegistration:

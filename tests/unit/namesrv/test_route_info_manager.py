@@ -35,7 +35,7 @@ def routes(clock: ManualClock) -> RouteInfoManager:
     return RouteInfoManager(clock, NamesrvConfig())
 
 
-def test_a_topic_on_two_brokers(routes: RouteInfoManager) -> None:
+def test_topic_on_two_brokers_has_both_in_its_route(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t", "u"), connection=1)
     routes.register(B, topics("t"), connection=2)
     route = routes.route("t")
@@ -52,7 +52,7 @@ def test_a_topic_on_two_brokers(routes: RouteInfoManager) -> None:
     assert address in (A.address, B.address)
 
 
-def test_a_slave_learns_its_master_and_changes_no_topics(routes: RouteInfoManager) -> None:
+def test_slave_registration_returns_the_master_and_changes_no_topics(routes: RouteInfoManager) -> None:
     assert routes.register(A_SLAVE, topics("s"), connection=2).master_addr is None
     assert routes.topics() == []
     routes.register(A, topics("t"), connection=1, ha_server_addr="10.0.0.1:10912")
@@ -65,7 +65,7 @@ def test_a_slave_learns_its_master_and_changes_no_topics(routes: RouteInfoManage
     assert route.broker_datas[0].broker_addrs == {1: A_SLAVE.address}
 
 
-def test_while_there_is_no_master_the_slave_with_the_lowest_id_tells_the_topics(routes: RouteInfoManager) -> None:
+def test_slave_with_lowest_id_registers_topics_without_a_master(routes: RouteInfoManager) -> None:
     """After a restart of the name server, consumers find the slaves, and producers find no master."""
     second = BrokerIdentity("c", "a", "10.0.0.4:10911", 2)
     routes.register(second, topics("t"), connection=3, acting_master=False)
@@ -80,7 +80,7 @@ def test_while_there_is_no_master_the_slave_with_the_lowest_id_tells_the_topics(
     assert routes.topics() == ["m"]
 
 
-def test_a_broker_that_leaves_is_gone_under_whichever_id_it_has(routes: RouteInfoManager) -> None:
+def test_unregistered_broker_is_removed_under_any_id(routes: RouteInfoManager) -> None:
     """The broker may unregister with the id that it had before a role change."""
     routes.register(A, topics("t"), connection=1)
     routes.register(BrokerIdentity("c", "a", A_SLAVE.address, 0), topics("t", state=2), connection=2)
@@ -88,7 +88,7 @@ def test_a_broker_that_leaves_is_gone_under_whichever_id_it_has(routes: RouteInf
     assert routes.route("t") is None
 
 
-def test_a_deposed_master_takes_the_place_of_no_newer_one_and_its_end_ends_nobody(routes: RouteInfoManager) -> None:
+def test_deposed_master_does_not_replace_or_remove_the_new_master(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t", state=1), connection=1)
     promoted = BrokerIdentity("c", "a", A_SLAVE.address, 0)
     routes.register(promoted, topics("t", state=2), connection=2)
@@ -100,7 +100,7 @@ def test_a_deposed_master_takes_the_place_of_no_newer_one_and_its_end_ends_nobod
     assert routes.member_group("c", "a")["brokerAddrs"] == {0: promoted.address, 1: A.address}
 
 
-def test_equal_versions_change_nothing_and_new_ones_do(routes: RouteInfoManager) -> None:
+def test_only_new_data_versions_change_topics(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t"), connection=1)
     assert routes.set_writable("a", writable=False) == 1
     routes.register(A, topics("t"), connection=1)
@@ -115,12 +115,12 @@ def test_equal_versions_change_nothing_and_new_ones_do(routes: RouteInfoManager)
     assert routes.topics() == ["v"]
 
 
-def test_one_topic_alone_registers(routes: RouteInfoManager) -> None:
+def test_single_topic_registration_is_accepted(routes: RouteInfoManager) -> None:
     routes.register(A, topics("only"), connection=1)
     assert routes.topics() == ["only"]
 
 
-def test_version_question_spares_registration_and_keeps_alive(clock: ManualClock, routes: RouteInfoManager) -> None:
+def test_version_query_replaces_registration_and_keeps_alive(clock: ManualClock, routes: RouteInfoManager) -> None:
     version = DataVersion(0, 5, 1)
     assert routes.query_data_version("c", A.address, version) == (True, None)
     routes.register(A, topics("t"), connection=1)
@@ -135,9 +135,7 @@ def test_version_question_spares_registration_and_keeps_alive(clock: ManualClock
     assert routes.expire() == []
 
 
-def test_silence_ends_a_broker_but_a_jump_of_the_wall_clock_does_not(
-    clock: ManualClock, routes: RouteInfoManager
-) -> None:
+def test_silent_broker_is_removed_independently_of_the_wall_clock(clock: ManualClock, routes: RouteInfoManager) -> None:
     routes.register(A, topics("t"), connection=1)
     routes.register(B, topics("t"), connection=2, timeout_ms=10_000)
     clock.set_wall(clock.now_ms() + 10**9)
@@ -150,7 +148,7 @@ def test_silence_ends_a_broker_but_a_jump_of_the_wall_clock_does_not(
     assert routes.cluster_info() == {"brokerAddrTable": {}, "clusterAddrTable": {}}
 
 
-def test_a_closed_connection_ends_its_broker_unless_it_came_back(routes: RouteInfoManager) -> None:
+def test_closed_connection_removes_its_broker_unless_reconnected(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t"), connection=1)
     routes.register(A, topics("t"), connection=2)
     assert routes.connection_closed(1) == []
@@ -159,7 +157,7 @@ def test_a_closed_connection_ends_its_broker_unless_it_came_back(routes: RouteIn
     assert routes.route("t") is None
 
 
-def test_addresses_that_move(routes: RouteInfoManager) -> None:
+def test_changed_addresses_are_updated(routes: RouteInfoManager) -> None:
     routes.register(A_SLAVE, topics(), connection=1)
     promoted = BrokerIdentity("c", "a", A_SLAVE.address, 0)
     routes.register(promoted, topics("t"), connection=1)
@@ -173,7 +171,7 @@ def test_addresses_that_move(routes: RouteInfoManager) -> None:
     assert routes.member_group("c", "z")["brokerAddrs"] == {0: moved.address}
 
 
-def test_what_a_registration_may_not_say_is_refused(routes: RouteInfoManager) -> None:
+def test_conflicting_registration_is_refused(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t", state=5), connection=1)
     with pytest.raises(BrokerError, match="newer state"):
         routes.register(BrokerIdentity("c", "a", "10.0.0.9:1", 0), topics("t", state=4), connection=2)
@@ -183,7 +181,7 @@ def test_what_a_registration_may_not_say_is_refused(routes: RouteInfoManager) ->
     assert routes.member_group("other", "a")["brokerAddrs"] == {}
 
 
-def test_topics_by_hand_last_until_they_are_deleted(routes: RouteInfoManager) -> None:
+def test_manually_registered_topics_persist_until_deleted(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t"), connection=1)
     routes.register_topic("n", [QueueData("a", 1, 1), QueueData("stranger", 1, 1)])
     assert routes.topics() == ["n", "t"]
@@ -213,7 +211,7 @@ def compressed(*topic_texts: str, tail: bytes = b"") -> bytes:
     return zlib.compress(block(version) + table + block(b'["f:1"]') + tail)
 
 
-def test_a_compressed_registration_is_read_as_a_plain_one() -> None:
+def test_compressed_registration_is_parsed() -> None:
     body = compressed(
         "t 8 4 6 SINGLE_TAG {}", "old 1 2 4 MULTI_TAG", 'x 1 1 6 SINGLE_TAG {"+k":"v w"}', tail=b"\0\0\0\0"
     )
@@ -238,7 +236,7 @@ def test_a_compressed_registration_is_read_as_a_plain_one() -> None:
         compressed("t"),
     ],
 )
-def test_a_hostile_compressed_registration_is_refused(body: bytes) -> None:
+def test_hostile_compressed_registration_is_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_registration(body, compressed=True, max_topics=MAX_TOPICS)
 
@@ -283,7 +281,7 @@ class Counting(NodeBudget):
     ],
     ids=["version", "attributes", "topics", "bytes"],
 )
-def test_a_small_registration_that_expands_costs_little(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expanding_registration_has_bounded_cost(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "NodeBudget", Counting)
     Counting.spent = 0
     with pytest.raises((ProtocolError, BrokerError)):
@@ -291,7 +289,7 @@ def test_a_small_registration_that_expands_costs_little(body: bytes, monkeypatch
     assert Counting.spent < 40 * MAX_TOPICS
 
 
-def test_a_registration_names_no_more_topics_than_it_may() -> None:
+def test_registration_with_too_many_topics_is_refused() -> None:
     texts = [f"t{number} 1 1 6 SINGLE_TAG" for number in range(3)]
     assert len(parse_registration(compressed(*texts), compressed=True, max_topics=3).topics) == 3
     with pytest.raises(BrokerError, match="maxTopicsPerBroker"):
@@ -306,7 +304,7 @@ def test_a_registration_names_no_more_topics_than_it_may() -> None:
         parse_registration(compressed(f"t {'9' * 30} 1 6 SINGLE_TAG"), compressed=True, max_topics=3)
 
 
-def test_the_tables_hold_no_more_than_they_may_and_a_refusal_changes_nothing(clock: ManualClock) -> None:
+def test_tables_are_bounded_and_a_refusal_changes_nothing(clock: ManualClock) -> None:
     limits = NamesrvConfig(max_brokers=2, max_topic_routes=3)
     routes = RouteInfoManager(clock, limits)
     routes.register(A, topics("t", "u"), connection=1)

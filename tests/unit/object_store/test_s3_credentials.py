@@ -68,7 +68,7 @@ READERS: dict[str, Callable[[str], Any]] = {"store": open_store, "source": open_
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_rewritten_credentials_file_counts_from_the_next_request(kind: str, server: FakeS3, home: Home) -> None:
+def test_rewritten_credentials_file_applies_to_the_next_request(kind: str, server: FakeS3, home: Home) -> None:
     home.write_keys("K1")
     server.accepted = {"K1"}
     store = READERS[kind](server.url())
@@ -82,7 +82,7 @@ def test_a_rewritten_credentials_file_counts_from_the_next_request(kind: str, se
 
 @pytest.mark.parametrize("refusal", [(403, "ExpiredToken"), (400, "ExpiredToken"), (403, "InvalidAccessKeyId")])
 @pytest.mark.parametrize("kind", READERS)
-def test_a_refused_request_is_sent_again_with_new_credentials(
+def test_refused_request_is_repeated_with_new_credentials(
     kind: str, refusal: tuple[int, str], server: FakeS3, home: Home
 ) -> None:
     home.issue("K1")
@@ -135,7 +135,7 @@ def test_credentials_that_expire_are_renewed_before(server: FakeS3, home: Home) 
     assert {key_id for _, key_id in server.asked} == {"K1", "K2"}
 
 
-def test_a_file_that_is_being_written_takes_no_credentials_away(server: FakeS3, home: Home) -> None:
+def test_partially_written_file_keeps_the_old_credentials(server: FakeS3, home: Home) -> None:
     home.write_keys("K1")
     server.accepted = {"K1"}
     store, source = open_store(server.url()), open_source(server.url())
@@ -149,7 +149,7 @@ def test_a_file_that_is_being_written_takes_no_credentials_away(server: FakeS3, 
     assert server.refused() == 0
 
 
-def test_lacking_rights_are_no_reason_to_ask_again(server: FakeS3, home: Home) -> None:
+def test_missing_rights_do_not_repeat_a_request(server: FakeS3, home: Home) -> None:
     home.issue("K1")
     server.accepted, server.refusal = {"other"}, (403, "AccessDenied")
     with pytest.raises(AccessDenied):
@@ -157,7 +157,7 @@ def test_lacking_rights_are_no_reason_to_ask_again(server: FakeS3, home: Home) -
     assert len(server.asked) == 1
 
 
-def test_a_store_that_refuses_all_credentials_is_not_asked_twice_each_time(server: FakeS3, home: Home) -> None:
+def test_permanently_refused_credentials_are_not_retried_each_time(server: FakeS3, home: Home) -> None:
     home.issue("K1")
     server.accepted = {"other"}
     clock = ManualClock()
@@ -172,7 +172,7 @@ def test_a_store_that_refuses_all_credentials_is_not_asked_twice_each_time(serve
     assert store.get(KEY) == b"content"
 
 
-def test_credentials_of_the_environment_are_refused_once(
+def test_refused_environment_credentials_are_not_retried(
     server: FakeS3, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "K1")
@@ -185,7 +185,7 @@ def test_credentials_of_the_environment_are_refused_once(
     assert len(server.asked) == 2
 
 
-def test_a_multipart_upload_begins_again_with_new_credentials(
+def test_multipart_upload_restarts_with_new_credentials(
     server: FakeS3, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
@@ -213,7 +213,7 @@ def test_a_multipart_upload_begins_again_with_new_credentials(
 # ---- 409
 
 
-def test_a_conditional_put_is_sent_again_after_a_409(server: FakeS3, home: Home) -> None:
+def test_conditional_put_is_repeated_after_a_409(server: FakeS3, home: Home) -> None:
     home.write_keys("K1")
     server.conflicts = 2
     open_store(server.url()).put("new", b"x", if_absent=True)
@@ -222,7 +222,7 @@ def test_a_conditional_put_is_sent_again_after_a_409(server: FakeS3, home: Home)
         open_store(server.url()).put("new", b"y", if_absent=True)
 
 
-def test_a_lasting_409_leaves_the_outcome_unknown(server: FakeS3, home: Home) -> None:
+def test_permanent_409_leaves_the_outcome_unknown(server: FakeS3, home: Home) -> None:
     home.write_keys("K1")
     server.conflicts = 1000
     store = open_store(server.url())

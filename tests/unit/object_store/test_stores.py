@@ -37,7 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return MemoryStore() if request.param == "memory" else DirectoryStore(tmp_path / "bucket")
 
 
-def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path) -> None:
+def test_put_object_is_read_back(store: ObjectStore, tmp_path: Path) -> None:
     key = "topic=%25RETRY%25g/dt=2026-01-01/broker=b/x.parquet"
     outcome = store.put(key, b"0123456789", if_absent=True)
     assert store.get(key) == b"0123456789"
@@ -58,7 +58,7 @@ def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path) -> None:
         store.get_range(key, 0, 1)
 
 
-def test_many_are_deleted_and_one_of_them_may_be_gone(store: ObjectStore) -> None:
+def test_delete_many_ignores_missing_objects(store: ObjectStore) -> None:
     keys = [f"day={number % 2}/{number}" for number in range(6)]
     for key in keys:
         store.put(key, b"x")
@@ -67,9 +67,7 @@ def test_many_are_deleted_and_one_of_them_may_be_gone(store: ObjectStore) -> Non
     assert [info.key for info in store.list("")] == [keys[5]]
 
 
-def test_a_directory_store_syncs_a_folder_once_however_many_it_loses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_store_syncs_each_folder_once_per_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DirectoryStore(tmp_path / "bucket")
     keys = [f"day={number % 2}/{number}" for number in range(20)]
     for key in keys:
@@ -81,7 +79,7 @@ def test_a_directory_store_syncs_a_folder_once_however_many_it_loses(
     assert list(store.list("")) == []
 
 
-def test_a_bucket_that_deletes_no_thousand_at_once_is_asked_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_without_bulk_delete_gets_single_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
     def delete(_: object, paths: str | list[str]) -> None:
@@ -125,7 +123,7 @@ def test_if_absent_has_one_winner_and_keeps_the_first(store: ObjectStore) -> Non
     assert [info.key for info in store.list("")] == ["k/one"]
 
 
-def test_a_listing_has_all_below_a_prefix_and_nothing_beside_it(store: ObjectStore) -> None:
+def test_listing_has_exactly_the_keys_below_a_prefix(store: ObjectStore) -> None:
     for key in ("a/1", "a/b/2", "a/c/3", "ab/4", "5"):
         store.put(key, b"x")
     assert [info.key for info in store.list("a/")] == ["a/1", "a/b/2", "a/c/3"]
@@ -163,7 +161,7 @@ class KeepsDeleted(MemoryStore):
         """Answer success and do nothing."""
 
 
-def test_probe_names_what_is_missing() -> None:
+def test_probe_names_missing_capabilities() -> None:
     with pytest.raises(ProbeFailed, match=r"If-None-Match.*cannot fence"):
         probe(IgnoresConditions())
     with pytest.raises(ProbeFailed, match=r"(?s)PUT works.*501.*fencing=lease is not offered"):
@@ -173,7 +171,7 @@ def test_probe_names_what_is_missing() -> None:
         probe(KeepsDeleted())
 
 
-def test_a_probe_of_a_store_that_is_ill_accuses_nobody() -> None:
+def test_probe_of_an_unavailable_store_reports_its_error() -> None:
     store = MemoryStore()
     store.fail("put", UnknownOutcome("503"), times=20)
     with pytest.raises(UnknownOutcome, match="503"):
@@ -197,7 +195,7 @@ def test_directory_store_never_shows_a_partial_object(tmp_path: Path) -> None:
         store.get(".upload/anything")
 
 
-def test_memory_faults_strike_before_or_after_the_effect() -> None:
+def test_memory_store_faults_apply_before_or_after_the_effect() -> None:
     store = MemoryStore()
     store.fail("put", StoreUnavailable("down"))
     with pytest.raises(StoreUnavailable):
@@ -285,7 +283,7 @@ def test_good_urls_name_bucket_and_prefix(url: str, bucket: str, prefix: str, mo
     assert open_store(url).url == url
 
 
-def test_a_directory_url_may_hold_a_blank(tmp_path: Path) -> None:
+def test_directory_url_may_contain_a_space(tmp_path: Path) -> None:
     store = open_store(f"dir:{tmp_path}/a b")
     store.put("x", b"1")
     assert (tmp_path / "a b" / "x").read_bytes() == b"1"

@@ -26,7 +26,7 @@ def referring(count: int) -> bytes:
     return b'{"clientID":"x","z":[%b],"consumerDataSet":[%b]}' % (topics, b",".join([GROUP] * count))
 
 
-def test_values_that_are_referred_to_count_each_time() -> None:
+def test_referenced_values_count_at_each_reference() -> None:
     few = loads_as(referring(10), HeartbeatData)
     assert [len(group.subscription_data_set) for group in few.consumer_data_set] == [10] * 10
     with pytest.raises(ProtocolError, match="too many values"):
@@ -38,7 +38,7 @@ def test_values_that_are_referred_to_count_each_time() -> None:
 
 
 @pytest.mark.parametrize("path", [b"$", b"@", b"..", b"$.a", b"$.a[0]"])
-def test_a_value_that_holds_itself_is_refused(path: bytes) -> None:
+def test_self_referencing_value_is_refused(path: bytes) -> None:
     with pytest.raises(ProtocolError):
         lenient_loads(b'{"a":[{"b":{"$ref":"%b"}}]}' % path)
 
@@ -61,7 +61,7 @@ def test_strict_json_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyP
     assert decoded == [10]
 
 
-def test_the_dialect_is_read_no_further_than_the_budget() -> None:
+def test_dialect_parsing_stops_at_the_budget() -> None:
     budget = NodeBudget(800)
     with pytest.raises(ProtocolError, match="too many values"):
         lenient_loads(b"{'a':[" + b"{}," * 100_000 + b"0]}", budget)
@@ -69,7 +69,7 @@ def test_the_dialect_is_read_no_further_than_the_budget() -> None:
     assert len(lenient_loads(b"{'a':[" + b"{}," * 90 + b"0]}", NodeBudget(800))["a"]) == 91
 
 
-def test_parts_share_a_budget() -> None:
+def test_parts_of_a_body_share_a_budget() -> None:
     budget = NodeBudget(10)
     assert loads_as(b'{"a":"1","b":"2"}', dict[str, str], budget) == {"a": "1", "b": "2"}
     assert loads_as(b"{'a':'1'}", dict[str, str], NodeBudget(20)) == {"a": "1"}
@@ -80,7 +80,7 @@ def test_parts_share_a_budget() -> None:
 
 @pytest.mark.parametrize("raw", [b"[%b]", b'{"a":%b}', b"{'a':%b}", b"{a:{%b:1}}", b'[{"$ref":"$[1]"},%b]'])
 @pytest.mark.parametrize("number", [b"9" * 19, b"-" + b"9" * 30, b"9" * 5000])
-def test_a_number_has_64_bits(raw: bytes, number: bytes) -> None:
+def test_numbers_are_limited_to_64_bits(raw: bytes, number: bytes) -> None:
     with pytest.raises(ProtocolError):
         lenient_loads(raw % number)
     for fits in (2**63 - 1, -(2**63)):
@@ -101,7 +101,7 @@ def test_unencodable_values_in_bodies_are_refused() -> None:
 
 
 @pytest.mark.parametrize("quote", [b'"', b"'"])
-def test_nesting_has_an_end_in_strict_json_too(quote: bytes) -> None:
+def test_nesting_is_limited_in_strict_json(quote: bytes) -> None:
     for depth in (40, 500, 100_000):
         with pytest.raises(ProtocolError):
             lenient_loads(b"[" * depth + quote + quote + b"]" * depth)

@@ -56,19 +56,19 @@ def base(**more: object) -> dict[str, object]:
     st.binary(max_size=50),
     st.none() | st.text(min_size=1, max_size=10),
 )
-def test_a_json_command_comes_back_as_it_was(opaque: int, ext: dict[str, str], body: bytes, remark: str | None) -> None:
+def test_json_command_round_trips(opaque: int, ext: dict[str, str], body: bytes, remark: str | None) -> None:
     command = RemotingCommand(310, opaque, ext=ext, body=body, remark=remark)
     assert plain(decode_command(wire(command)[4:])) == plain(command)
 
 
 @given(st.integers(-(2**15), 2**15 - 1), st.dictionaries(TEXT, TEXT, max_size=8), st.binary(max_size=50))
-def test_a_binary_command_comes_back_as_it_was(code: int, ext: dict[str, str], body: bytes) -> None:
+def test_binary_command_round_trips(code: int, ext: dict[str, str], body: bytes) -> None:
     command = RemotingCommand(code, 5, 1, ext=ext, body=body, serialize_type=1)
     assert plain(decode_command(wire(command)[4:])) == plain(command)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6), st.integers(1, 40))
-def test_frames_do_not_depend_on_how_bytes_arrive(bodies: list[bytes], step: int) -> None:
+def test_frames_are_independent_of_read_boundaries(bodies: list[bytes], step: int) -> None:
     stream = b"".join(wire(RemotingCommand(10, n, body=body)) for n, body in enumerate(bodies))
     whole = FrameDecoder()
     whole.receive_data(stream)
@@ -103,7 +103,7 @@ def test_hostile_frame_lengths_are_refused(length: int) -> None:
 
 
 @pytest.mark.parametrize("header_length", [97, 0xFFFFFF])
-def test_header_longer_than_its_frame_is_refused_before_the_frame_is_there(header_length: int) -> None:
+def test_header_longer_than_its_frame_is_refused_early(header_length: int) -> None:
     decoder = FrameDecoder()
     size = 100 if header_length == 97 else 1 << 20
     decoder.receive_data(struct.pack(">ii", size, header_length))
@@ -144,7 +144,7 @@ def test_hostile_json_headers_are_refused(header: object) -> None:
         decode_command(json_frame(header))
 
 
-def test_json_headers_may_lack_fields_and_hold_others() -> None:
+def test_json_headers_with_missing_and_unknown_fields_are_accepted() -> None:
     sparse = decode_command(json_frame({"code": 105}))
     assert (sparse.code, sparse.opaque, sparse.flag, sparse.version, sparse.ext) == (105, 0, 0, 0, {})
     odd = decode_command(json_frame(base(remark=None, extFields=None, Signature="x", serializeTypeCurrentRPC="JSON")))
@@ -221,12 +221,12 @@ def test_response_echoes_opaque_and_serialization_and_sends_parts() -> None:
     assert decoded.version == 479
 
 
-def test_a_header_above_the_limit_is_not_sent() -> None:
+def test_header_above_the_limit_is_not_sent() -> None:
     with pytest.raises(ProtocolError):
         encode_command(RemotingCommand(10, ext={"i": "x" * (1 << 24)}))
 
 
-def test_a_header_is_as_long_as_the_text_in_it() -> None:
+def test_long_property_text_round_trips_in_headers() -> None:
     properties = "".join(f'p{number}\x01雪\\"{{}}[],\x02' for number in range(20_000))
     for serialize_type in (0, 1):
         sent = RemotingCommand(310, ext={"b": "t", "i": properties}, body=b"x", serialize_type=serialize_type)
@@ -247,7 +247,7 @@ def test_a_header_is_as_long_as_the_text_in_it() -> None:
     ],
 )
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_long_header_of_values_is_refused_before_it_is_decoded(
+def test_header_with_too_many_values_is_refused_before_decoding(
     value: dict[str, object], indent: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:
@@ -260,7 +260,7 @@ def test_a_long_header_of_values_is_refused_before_it_is_decoded(
         decode_command(struct.pack(">I", len(header)) + header)
 
 
-def test_a_language_is_a_word() -> None:
+def test_language_must_be_a_word() -> None:
     for fields in (base(language="x" * 65), base(language="x" * 65, unknown=1)):
         header = json.dumps(fields).encode()
         with pytest.raises(ProtocolError):

@@ -58,14 +58,14 @@ def test_send_header_of_wrong_type(change: dict[str, str]) -> None:
         parse_send_header(310, SHORT | change)
 
 
-def test_a_missing_field_is_named() -> None:
+def test_missing_field_is_named() -> None:
     with pytest.raises(BadHeader, match="topic"):
         require_str({}, "topic")
     with pytest.raises(BadHeader):
         parse_header({"topic": "t"}, PullMessageHeader)
 
 
-def test_a_field_that_is_no_number_is_named() -> None:
+def test_non_numeric_field_is_named() -> None:
     ext = {"a": "7", "b": "TRUE", "c": "", "huge": "9" * 21, "over": str(2**63)}
     assert require_int(ext, "a") == 7
     assert optional_int(ext, "c", 4) == 4
@@ -104,7 +104,7 @@ def test_number_keys_in_both_spellings() -> None:
     assert b"{0:" in dumps_object_keys(data)
 
 
-def test_a_heartbeat_of_javas_is_read() -> None:
+def test_java_heartbeat_is_parsed() -> None:
     raw = (
         b'{"clientID":"1@2","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET","consumeType":'
         b'"CONSUME_PASSIVELY","groupName":"g","messageModel":"CLUSTERING","subscriptionDataSet":[{"classFilterMode":false,'
@@ -117,7 +117,7 @@ def test_a_heartbeat_of_javas_is_read() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"{a", b"{a:" * 40 + b"1" + b"}" * 40, b"[1 2]", b"\xff", b'{"a":"', b"x"])
-def test_bodies_that_are_none(raw: bytes) -> None:
+def test_malformed_bodies_are_refused(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         lenient_loads(raw)
 

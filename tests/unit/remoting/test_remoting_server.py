@@ -114,7 +114,7 @@ def test_many_frames_in_one_write_are_answered_in_order() -> None:
     run(body)
 
 
-def test_a_thousand_requests_of_one_read_are_served_in_turns_and_in_order() -> None:
+def test_thousand_requests_of_one_read_are_served_in_order_and_turns() -> None:
     async def body() -> None:
         router, heard = RequestRouter(), Counted(echo)
         router.register(ECHO, lambda connection, command: heard(connection, command))  # noqa: PLW0108 - no method
@@ -150,7 +150,7 @@ class Nowhere(asyncio.Transport):
 
 
 @pytest.mark.parametrize("ending", ["end of file", "reset"])
-async def test_what_was_received_before_a_connection_ended_is_served(ending: str) -> None:
+async def test_requests_received_before_a_disconnect_are_served(ending: str) -> None:
     """A client sends one-way requests and disconnects."""
 
     heard: list[int] = []
@@ -162,7 +162,7 @@ async def test_what_was_received_before_a_connection_ended_is_served(ending: str
     assert heard == list(range(300))
 
 
-def test_a_frame_may_come_byte_by_byte() -> None:
+def test_frame_is_assembled_byte_by_byte() -> None:
     async def body(server: RemotingServer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         for value in wire(RemotingCommand(ECHO, 3, serialize_type=1, ext={"k": "v"})):
@@ -187,7 +187,7 @@ def test_a_frame_may_come_byte_by_byte() -> None:
         (BAD_ANSWER, b"", 1, "header"),
     ],
 )
-def test_each_request_gets_its_answer_and_the_connection_lives(
+def test_each_request_is_answered_and_the_connection_stays_open(
     code: int, sent: bytes, expected: int, remark: str
 ) -> None:
     async def body(server: RemotingServer) -> None:
@@ -213,7 +213,7 @@ def test_one_way_is_never_answered(code: int) -> None:
     run(body)
 
 
-def test_server_asks_its_client() -> None:
+def test_server_sends_requests_to_its_client() -> None:
     def client_side(_: Connection, command: RemotingCommand) -> Answer:
         return RemotingCommand.response(command, 0, body=b"from the client")
 
@@ -229,7 +229,7 @@ def test_server_asks_its_client() -> None:
 @pytest.mark.parametrize(
     "data", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n", struct.pack(">ii", 4, 0), b"\xff" * 8]
 )
-def test_no_protocol_closes_the_connection_after_good_frames_were_answered(data: bytes) -> None:
+def test_invalid_data_closes_connection_after_valid_frames_are_answered(data: bytes) -> None:
     async def body(server: RemotingServer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(wire(RemotingCommand(ECHO, 8)) + data)
@@ -240,7 +240,7 @@ def test_no_protocol_closes_the_connection_after_good_frames_were_answered(data:
     run(body)
 
 
-def test_an_unfinished_frame_and_an_idle_connection_are_closed() -> None:
+def test_connections_with_unfinished_frames_or_idle_are_closed() -> None:
     async def body(server: RemotingServer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(wire(RemotingCommand(ECHO, 8)) + b"\x00")
@@ -268,7 +268,7 @@ async def _idle(server: RemotingServer) -> None:
     assert not gone.is_set()
 
 
-def test_a_lost_connection_ends_waiting_requests() -> None:
+def test_lost_connection_fails_waiting_requests() -> None:
     async def body(server: RemotingServer) -> None:
         asked = asyncio.Event()
 
@@ -313,7 +313,7 @@ def test_in_flight_limit_pauses_and_resumes() -> None:
     run(body, RemotingLimits(max_in_flight=2))
 
 
-def test_a_slow_reader_gets_everything() -> None:
+def test_slow_reader_receives_all_answers() -> None:
     async def body(server: RemotingServer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         payload = b"x" * 200_000
@@ -326,7 +326,7 @@ def test_a_slow_reader_gets_everything() -> None:
     run(body, RemotingLimits(write_high_water=64 * 1024))
 
 
-def test_a_peer_that_never_reads_is_dropped() -> None:
+def test_peer_that_never_reads_is_disconnected() -> None:
     async def body(server: RemotingServer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
         writer.write(wire(RemotingCommand(ECHO, 1)))
@@ -352,7 +352,7 @@ async def _send_many(writer: asyncio.StreamWriter, payload: bytes, count: int) -
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_request_that_waited_is_answered_whatever_comes_of_it(at_once: bool) -> None:
+async def test_resumed_request_is_answered_if_it_fails(at_once: bool) -> None:
     def held(connection: Connection, command: RemotingCommand) -> Answer:
         async def fail() -> Answer:
             raise OSError("Input/output error")
@@ -400,7 +400,7 @@ class Stage:
         return RemotingCommand.response(command, 0)
 
 
-async def test_a_request_that_changes_something_runs_to_its_end_though_its_asker_hung_up() -> None:
+async def test_changing_request_completes_after_a_disconnect() -> None:
     routes, change, read = router(), Stage(), Stage()
     routes.register(900, change)
     routes.register(901, read, reads=True)
@@ -418,7 +418,7 @@ async def test_a_request_that_changes_something_runs_to_its_end_though_its_asker
     assert change.ends == ["done"]
 
 
-def test_unfinished_frames_hold_no_more_than_they_may_together() -> None:
+def test_unfinished_frames_share_a_memory_limit() -> None:
     async def body(server: RemotingServer) -> None:
         good = await open_connection("127.0.0.1", server.port)
         held = [await _unfinished(server, 100_000) for _ in range(30)]
@@ -445,7 +445,7 @@ async def _unfinished(server: RemotingServer, size: int) -> tuple[asyncio.Stream
     return reader, writer
 
 
-async def test_bodies_of_requests_in_work_hold_no_more_than_they_may_together() -> None:
+async def test_bodies_of_requests_in_progress_share_a_memory_limit() -> None:
     routes, stage = router(), Stage()
     routes.register(900, stage)
     server = RemotingServer(routes, host="127.0.0.1", limits=RemotingLimits(max_unfinished=1_000_000))
@@ -468,7 +468,7 @@ async def test_bodies_of_requests_in_work_hold_no_more_than_they_may_together() 
     await server.shutdown()
 
 
-def test_pieces_count_with_what_they_cost() -> None:
+def test_buffered_pieces_count_with_their_overhead() -> None:
     decoder = FrameDecoder()
     frame = wire(RemotingCommand(ECHO, body=b"x" * 10_000))
     for value in frame[:5000]:
@@ -481,7 +481,7 @@ def test_pieces_count_with_what_they_cost() -> None:
     assert decoder.held == 0
 
 
-def test_a_long_name_comes_back_shortened() -> None:
+def test_long_name_in_a_remark_is_shortened() -> None:
     async def body(server: RemotingServer) -> None:
         connection = await open_connection("127.0.0.1", server.port)
         answer = await connection.invoke(RemotingCommand(NAMED, ext={"topic": "x" * 1_000_000}), 5)
@@ -531,7 +531,7 @@ class Written(asyncio.Transport):
 
 
 @pytest.mark.parametrize("closed", [False, True])
-async def test_a_wide_answer_leaves_in_pieces_and_what_is_sent_after_it_comes_after_it(closed: bool) -> None:
+async def test_wide_answer_is_sent_in_pieces_in_order(closed: bool) -> None:
     transport = Written()
     connection = Connection(lambda _, command: None, RemotingLimits())
     connection.connection_made(transport)
@@ -551,7 +551,7 @@ async def test_a_wide_answer_leaves_in_pieces_and_what_is_sent_after_it_comes_af
     assert transport.calls[before:] == [5_000_000], "few buffers are one write"
 
 
-async def test_a_piece_of_a_wide_answer_waits_until_the_one_before_has_left_and_nothing_is_read_meanwhile() -> None:
+async def test_wide_answer_waits_for_each_piece_and_pauses_reading() -> None:
     transport = Written()
     connection = Connection(lambda _, command: None, RemotingLimits())
     connection.connection_made(transport)

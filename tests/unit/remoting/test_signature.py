@@ -15,17 +15,17 @@ SEND = {
 }  # fmt: skip
 
 
-def test_a_send_is_signed_as_java_signs_it() -> None:
+def test_send_signature_equals_the_java_client() -> None:
     fields = signed("alice", SECRET, SEND, "héllo".encode())
     assert fields["Signature"] == "znsVbvUJWfZG9bmL1xc8rGj9rL8="
     assert verify(SECRET, fields, "héllo".encode())
 
 
-def test_a_request_without_fields_or_body_but_with_a_token() -> None:
+def test_request_without_fields_is_signed_with_its_token() -> None:
     assert sign(SECRET, {"AccessKey": "alice", "SecurityToken": "token"}) == "/nEWfcoKBIL5adllOQgoXrZKCLU="
 
 
-def test_any_change_is_seen() -> None:
+def test_any_change_invalidates_the_signature() -> None:
     fields = signed("alice", SECRET, SEND, b"body")
     assert not verify("other", fields, b"body")
     assert not verify(SECRET, fields, b"bodY")
@@ -35,13 +35,13 @@ def test_any_change_is_seen() -> None:
     assert not verify(SECRET, SEND, b"body")
 
 
-def test_the_field_that_old_clients_add_late_is_tolerated() -> None:
+def test_field_added_after_signing_by_old_clients_is_tolerated() -> None:
     fields = signed("alice", SECRET, SEND)
     assert verify(SECRET, {**fields, "_UNIQUE_KEY_QUERY": "true"})
 
 
 @given(st.text(max_size=200), st.text(max_size=200), st.binary(max_size=300))
-def test_a_key_that_is_ready_signs_as_hmac_does(secret: str, fields: str, body: bytes) -> None:
+def test_prepared_key_signs_like_hmac(secret: str, fields: str, body: bytes) -> None:
     key = SigningKey(secret)
     for _ in range(2):  # the key is reusable
         expected = hmac.digest(secret.encode(), fields.encode() + body, "sha1")

@@ -8,7 +8,7 @@ from infra.loop.supervisor import FAILING_RUNS, HANGING_S, Supervisor
 from tests.waiting import until
 
 
-async def test_a_failing_loop_goes_on_and_is_counted() -> None:
+async def test_failing_periodic_task_continues_and_is_counted() -> None:
     supervisor = Supervisor("test")
     done = asyncio.Event()
     runs: list[int] = []
@@ -41,7 +41,7 @@ async def test_tasks_are_awaited_and_bounded() -> None:
     assert task.cancelled()
 
 
-async def test_a_task_whose_last_runs_all_failed_is_in_trouble_until_one_works() -> None:
+async def test_repeatedly_failing_task_is_in_trouble_until_a_run_succeeds() -> None:
     supervisor = Supervisor("test")
     broken = True
     worked = asyncio.Event()
@@ -65,7 +65,7 @@ async def test_a_task_whose_last_runs_all_failed_is_in_trouble_until_one_works()
     await supervisor.stop()
 
 
-async def test_a_run_that_hangs_and_a_task_that_has_ended_are_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_and_ended_tasks_are_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor("test")
     ended: list[BaseException | None] = []
 
@@ -88,7 +88,7 @@ async def test_a_run_that_hangs_and_a_task_that_has_ended_are_in_trouble(monkeyp
     await supervisor.stop()
 
 
-async def test_a_task_that_never_ends_is_begun_again_whatever_ended_it() -> None:
+async def test_kept_task_is_restarted_after_every_kind_of_end() -> None:
     """The task ends by an error, a cancellation from inside, or a return."""
 
     supervisor = Supervisor("test")
@@ -113,7 +113,7 @@ async def test_a_task_that_never_ends_is_begun_again_whatever_ended_it() -> None
     assert not len(supervisor)
 
 
-async def test_a_stop_does_not_wait_for_a_task_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_does_not_wait_for_a_hanging_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.loop.supervisor._STOP_S", 0.01)
 
     supervisor = Supervisor("test")

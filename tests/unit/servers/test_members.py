@@ -35,14 +35,14 @@ def led_by(address: str) -> dict[str, Any]:
     return {"masterAddress": address, "masterEpoch": 3, "inSyncReplicas": alive}
 
 
-def test_a_master_that_is_told_once_is_the_master() -> None:
+def test_master_is_the_first_reported_member() -> None:
     assert Changing({}, led_by(""), led_by("b:1"), {}).master is B
     assert Changing(led_by("who is no member yet:1"), led_by("a:1")).master is A
 
 
-def test_the_next_master_is_the_first_one_that_is_another() -> None:
+def test_master_after_returns_the_first_different_master() -> None:
     assert Changing(led_by("a:1"), {}, led_by("b:1"), led_by("a:1")).master_after(A) is B
 
 
-def test_a_number_is_waited_for_and_told_by_one_answer() -> None:
+def test_broker_id_is_waited_for_and_taken_from_one_answer() -> None:
     assert Changing({}, led_by("a:1"), led_by("b:1"), {}).id_of(B) == 7

@@ -19,9 +19,7 @@ from tests.waiting import wait_until
 DEAF = "trap '' TERM; setsid bash -c \"trap '' TERM; while :; do sleep 60; done\" & while :; do wait; done"
 
 
-def test_what_a_server_started_ends_with_it_when_it_does_not_hear(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_kills_child_processes_that_ignore_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_STOP_S", 0.2)
     server = Processes(tmp_path)
     server.spawn(["bash", "-c", DEAF], "bash.log")
@@ -50,7 +48,7 @@ sys.stdin.read()
 """
 
 
-def test_two_processes_never_draw_the_same_port_nor_one_that_a_connection_may_get() -> None:
+def test_free_ports_of_two_processes_are_disjoint_and_not_ephemeral() -> None:
     with ExitStack() as stack:
         drawing = [
             stack.enter_context(
@@ -72,7 +70,7 @@ def test_two_processes_never_draw_the_same_port_nor_one_that_a_connection_may_ge
     assert max(one | other) < lowest_of_connections
 
 
-def test_a_port_is_not_given_again_at_once_and_two_below_it_nobody_listens() -> None:
+def test_free_ports_are_not_repeated_and_reserve_the_port_two_below() -> None:
     ports = [free_ports(1)[0] for _ in range(50)] + free_ports(50)
     assert len(set(ports)) == 100
     assert not {port - 2 for port in ports} & set(ports)

@@ -35,7 +35,7 @@ def offsets(rows: Any) -> set[Row]:
 
 
 @given(RUNS, RUNS, st.integers(0, 60))
-def test_sets_of_rows_are_sets(one: Any, other: Any, most: int) -> None:
+def test_row_sets_behave_like_sets(one: Any, other: Any, most: int) -> None:
     a, b = rows_of(one), rows_of(other)
     assert offsets(union(a, b)) == offsets(a) | offsets(b)
     assert offsets(minus(a, b)) == offsets(a) - offsets(b)
@@ -46,7 +46,7 @@ def test_sets_of_rows_are_sets(one: Any, other: Any, most: int) -> None:
 
 
 @given(st.integers(0, 100), st.lists(st.integers(0, 50), max_size=8))
-def test_shares_are_in_proportion_and_add_up(most: int, wanted: list[int]) -> None:
+def test_shares_are_proportional_and_add_up(most: int, wanted: list[int]) -> None:
     shares = share(most, wanted)
     assert sum(shares) == min(most, sum(wanted))
     for some, one in zip(shares, wanted, strict=True):
@@ -55,7 +55,7 @@ def test_shares_are_in_proportion_and_add_up(most: int, wanted: list[int]) -> No
 
 
 @given(st.lists(st.lists(st.integers(1, 5 << 20), min_size=1, max_size=5), max_size=12), st.integers(1, 9))
-def test_tasks_are_alike_and_have_each_row_group_once(objects: list[list[int]], least: int) -> None:
+def test_tasks_are_balanced_and_have_each_row_group_once(objects: list[list[int]], least: int) -> None:
     most = 8 << 20
     slices = [
         Slice(f"k{n}", "t", "d", "b", tuple(Cut(at, size, ((0, 9),)) for at, size in enumerate(groups)))
@@ -90,7 +90,7 @@ def read(store: MemoryStore, journal: JournalOnPaper, wanted: Wanted = ALL, **to
     return [row[1:] for row in journal.rows(plan_batch(store, asked, wanted).archived)]
 
 
-def test_a_batch_is_what_is_in_view_each_row_once() -> None:
+def test_batch_has_each_visible_row_once() -> None:
     store, journal = archive()
     rows = read(store, journal)
     assert sorted(rows) == [(0, n) for n in range(15, 40) if n != 35] + [(1, n) for n in range(10, 40)]
@@ -116,7 +116,7 @@ def test_offsets_bound_each_queue(told: dict[str, str], queue_0: tuple[int, int]
     assert sorted(rows) == expected
 
 
-def test_offsets_that_expired_or_never_were_are_said() -> None:
+def test_expired_and_nonexistent_offsets_are_reported() -> None:
     store, journal = archive()
     gone = {"startingOffsets": '{"s": {"0": 3}}'}
     with pytest.raises(DataLoss, match="topic s, broker a, queue 0: offsets 3 to 14 have expired"):
@@ -128,7 +128,7 @@ def test_offsets_that_expired_or_never_were_are_said() -> None:
         read(store, journal, subscribe="nope")
 
 
-def test_filters_choose_row_groups() -> None:
+def test_filters_select_row_groups() -> None:
     store, journal = archive()
     assert {offset for _, offset in read(store, journal, Wanted(since=3000))} >= set(range(30, 35))
     assert min(offset for _, offset in read(store, journal, Wanted(since=3000))) == 30
@@ -158,7 +158,7 @@ class Not(SimpleNamespace):
     pass
 
 
-def test_what_spark_filters_by_is_taken_where_it_is_understood() -> None:
+def test_supported_spark_filters_are_pushed_down() -> None:
     moment = datetime(1970, 1, 1, 0, 0, 5, 999, tzinfo=UTC)
     wanted = wanted_by(
         [
@@ -203,12 +203,12 @@ def test_what_spark_filters_by_is_taken_where_it_is_understood() -> None:
         ({"subscribe": "a,,b"}, "option subscribe has an empty name"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(told: dict[str, str], text: str) -> None:
+def test_option_without_effect_is_refused(told: dict[str, str], text: str) -> None:
     with pytest.raises(BadOption, match=text):
         options_of_batch({"store": "dir:/x", **told})
 
 
-def test_a_stream_has_no_end_and_an_archive_one_name() -> None:
+def test_stream_refuses_ending_offsets_and_duplicate_store_options() -> None:
     with pytest.raises(BadOption, match="option endingoffsets: a stream has no end"):
         options_of_stream({"store": "dir:/x", "topic": "a", "endingOffsets": "latest"})
     with pytest.raises(BadOption, match="store and path"):

@@ -120,7 +120,7 @@ STEPS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(steps=STEPS)
-def test_each_row_is_in_one_batch_and_a_repeated_batch_is_the_same(
+def test_each_row_is_in_one_batch_and_repeated_batches_are_equal(
     steps: list[tuple[str, int, int]],
 ) -> None:
     world, asked = World(), of_stream()
@@ -174,7 +174,7 @@ def test_each_row_is_in_one_batch_and_a_repeated_batch_is_the_same(
     assert sorted(row for one in found for row in one) == world.sent()
 
 
-def test_broker_is_asked_from_the_end_of_the_archive() -> None:
+def test_broker_is_read_from_the_end_of_the_archive() -> None:
     world = World()
     world.journals[0].commit("s", [(0, 0, 9), (1, 0, 4)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 15), Queue("a", "s", 1): Bounds(0, 5)}
@@ -197,7 +197,7 @@ def test_gaps_erased_and_expired_rows_are_not_pulled() -> None:
     assert world.rows(plan) == rows("a", "s", 0, [10, 11, *range(13, 20), *range(25, 30)])
 
 
-def test_rows_that_a_broker_deletes_during_planning_are_in_the_archive() -> None:
+def test_rows_deleted_by_a_broker_during_planning_are_in_the_archive() -> None:
     """Planning queries the brokers before it reads the journals."""
     world = World()
     queue = Queue("a", "s", 0)
@@ -234,7 +234,7 @@ def test_offsets_of_the_options_bound_both_tiers() -> None:
     )
 
 
-def test_filters_narrow_what_is_pulled() -> None:
+def test_filters_reduce_the_pulled_offsets() -> None:
     world = World()
     world.journals[0].commit("s", [(0, 0, 9)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 20), Queue("a", "s", 1): Bounds(0, 5)}
@@ -245,7 +245,7 @@ def test_filters_narrow_what_is_pulled() -> None:
     assert plan.hot == [[HotSlice(Queue("a", "s", 0), 10, 11)]]
 
 
-def test_unknown_broker_is_away_unless_it_is_retired() -> None:
+def test_unknown_broker_is_an_error_unless_retired() -> None:
     world = World()
     world.journals[1].commit("s", [(0, 0, 4), (0, 6, 9)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 3)}
@@ -414,7 +414,7 @@ def test_checkpoint_of_the_other_kind_is_refused() -> None:
         decoded({"version": 2, "brokers": 3})
 
 
-def test_tasks_pull_as_many_rows_each() -> None:
+def test_tasks_pull_equal_numbers_of_rows() -> None:
     queue = Queue("a", "s", 0)
     assert hot_tasks_of([], 4) == []
     assert [len(task) for task in hot_tasks_of([HotSlice(queue, 0, 2 * TASK_ROWS)], 1)] == [1, 1, 1]
@@ -438,7 +438,7 @@ def test_options_about_brokers_are_checked(told: dict[str, str], why: str) -> No
         options_of_batch({"store": "dir:/x", "subscribe": "s", **told})
 
 
-def test_a_secret_is_in_no_text_of_the_options() -> None:
+def test_option_texts_contain_no_secret() -> None:
     asked = of_batch(accessKey="me", secretKey="hidden-key")
     assert asked.cluster is not None
     assert asked.cluster.security.secret_key == "hidden-key"

@@ -79,7 +79,7 @@ def test_requests_for_many_topics_are_concurrent_and_limited(client: FakeClient)
     assert REQUESTS_IN_FLIGHT // 2 < client.most <= REQUESTS_IN_FLIGHT
 
 
-def test_one_that_can_not_be_asked_is_named_and_no_topic_without_rows(client: FakeClient) -> None:
+def test_refused_topic_is_named_and_not_taken_as_empty(client: FakeClient) -> None:
     client._refused = "t007"
     brokers = ClusterBrokers(Cluster("namesrv"))
     try:

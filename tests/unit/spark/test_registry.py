@@ -51,7 +51,7 @@ def test_avro_bodies_request_each_schema_once(registry: SchemaRegistry) -> None:
 AVRO_VALUE = {**AS_JSON, "raw": b"\x00\xff", "at": 1_767_312_000_000, "paid": b"\x04\xe2"}
 
 
-def test_a_body_that_is_none_says_why(registry: SchemaRegistry) -> None:
+def test_invalid_body_has_an_error(registry: SchemaRegistry) -> None:
     registry.put(7, json.dumps(ORDER), "orders-value")
     registry.put(8, "syntax = 'proto3';", "other-value", kind="PROTOBUF")
     registry.put(9, '{"type": "recrod"}', "wrong-value")
@@ -68,7 +68,7 @@ def test_a_body_that_is_none_says_why(registry: SchemaRegistry) -> None:
     assert registry.asked["/schemas/ids/404"] == 1, "once for the bodies of one array"
 
 
-def test_what_a_schema_refers_to_is_read_too(registry: SchemaRegistry) -> None:
+def test_referenced_schemas_are_read(registry: SchemaRegistry) -> None:
     money = {"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]}
     line = {"type": "record", "name": "shop.Line", "fields": [{"name": "price", "type": "shop.Money"}]}
     lines = {"type": "array", "items": "shop.Line"}
@@ -87,7 +87,7 @@ def test_what_a_schema_refers_to_is_read_too(registry: SchemaRegistry) -> None:
     assert found[1]["error"] == "the registry has no version 1 of gone, which a schema references"
 
 
-def test_protobuf_bodies_say_which_message_of_the_file_they_are(registry: SchemaRegistry) -> None:
+def test_protobuf_body_names_its_message_of_the_file(registry: SchemaRegistry) -> None:
     kind = descriptor_pb2.FieldDescriptorProto
     common, order = descriptor_pb2.FileDescriptorSet.FromString(descriptors()).file
     order.dependency.append("google/protobuf/timestamp.proto")
@@ -114,7 +114,7 @@ def test_protobuf_bodies_say_which_message_of_the_file_they_are(registry: Schema
 
 
 @pytest.mark.parametrize("kind", ["avro", "protobuf"])
-def test_no_bytes_whatever_end_the_job(kind: str, registry: SchemaRegistry) -> None:
+def test_random_bytes_never_end_the_job(kind: str, registry: SchemaRegistry) -> None:
     common, order = descriptor_pb2.FileDescriptorSet.FromString(descriptors()).file
     reference = {"name": "common.proto", "subject": "common", "version": 1}
     if kind == "avro":

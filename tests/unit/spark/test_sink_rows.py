@@ -38,7 +38,7 @@ NAMESRV = {"namesrv": "a:1"}
         ({"reservedProperties": "keep"}, "refuse or drop"),
     ],
 )
-def test_an_option_that_can_not_be_is_named(told: dict[str, str], why: str) -> None:
+def test_invalid_option_is_named(told: dict[str, str], why: str) -> None:
     given = told if not told else NAMESRV | told
     with pytest.raises(BadOption, match=why):
         options_of_sink(given, {})
@@ -91,7 +91,7 @@ class Columns:
         ({"body": "string", "delay": "int", "deliver_at": "timestamp"}, True, "delay and deliver_at exclude"),
     ],
 )
-def test_a_column_that_can_not_be_is_named(columns: dict[str, str], has_topic: bool, why: str) -> None:
+def test_invalid_column_is_named(columns: dict[str, str], has_topic: bool, why: str) -> None:
     schema: Any = Columns(**columns)
     with pytest.raises(BadColumn, match=why):
         check_columns(schema, has_topic=has_topic)
@@ -101,7 +101,7 @@ def messages(*, topic: str | None = "orders", drops: bool = False) -> Messages:
     return Messages(Partition("q", 7, 3), topic=topic, message_max=100, drops_reserved=drops)
 
 
-def test_a_row_becomes_a_message_with_all_that_its_columns_say() -> None:
+def test_row_becomes_a_message_with_all_its_columns() -> None:
     made = messages(topic=None)
     rows = [
         {"topic": "a", "body": b"\x00\xff", "tag": "T", "keys": ["k", "l"], "properties": [("c", "red")], "flag": 3},
@@ -125,7 +125,7 @@ def test_a_row_becomes_a_message_with_all_that_its_columns_say() -> None:
     assert made.topics == {"a", "b"}
 
 
-def test_where_and_when_a_row_goes() -> None:
+def test_row_sets_order_key_delivery_time_and_identity() -> None:
     when = datetime(2026, 1, 2, tzinfo=UTC)
     batch = pa.RecordBatch.from_pydict(
         {
@@ -159,7 +159,7 @@ def test_where_and_when_a_row_goes() -> None:
         ({"body": "x", "properties": [("a", "")]}, "'a' is empty or holds a separator$"),
     ],
 )
-def test_a_row_that_no_broker_takes_is_told_by_its_number(row: dict[str, object], why: str) -> None:
+def test_invalid_row_is_reported_by_its_number(row: dict[str, object], why: str) -> None:
     schema = pa.schema(
         {"body": pa.string(), "delay": pa.float64(), "properties": pa.map_(pa.string(), pa.string())}.items()
     )
@@ -168,7 +168,7 @@ def test_a_row_that_no_broker_takes_is_told_by_its_number(row: dict[str, object]
         list(messages().of(batch))
 
 
-def test_rows_that_were_read_are_written_without_reserved_properties() -> None:
+def test_copied_rows_are_written_without_reserved_properties() -> None:
     pairs = [(name, "x") for name in sorted(RESERVED_PROPERTIES)] + [("colour", "red"), (IDENTITY, "other/0/0/0")]
     schema = pa.schema({"body": pa.string(), "properties": pa.map_(pa.string(), pa.string())}.items())
     batch = pa.RecordBatch.from_pylist([{"body": "x", "properties": pairs}], schema)

@@ -80,7 +80,7 @@ STEPS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(steps=STEPS, begin=st.integers(0, 10))
-def test_each_row_is_in_one_batch_and_a_batch_is_the_same_again(steps: list[tuple[str, int, int]], begin: int) -> None:
+def test_each_row_is_in_one_batch_and_repeated_batches_are_equal(steps: list[tuple[str, int, int]], begin: int) -> None:
     """Random steps: replaced objects, erased rows, expiry with grace, a second broker, and driver restarts."""
     store = MemoryStore()
     journals = [JournalOnPaper(store, "a")]
@@ -141,7 +141,7 @@ def one_topic(**told: str) -> tuple[MemoryStore, JournalOnPaper, Options]:
 
 
 @pytest.mark.parametrize("asked", ["earliest", "latest"])
-def test_the_first_batch_done_again_has_the_rows_that_it_had(asked: str) -> None:
+def test_repeated_first_batch_has_the_same_rows(asked: str) -> None:
     """If the first batch was aborted, Spark requests the start again, when there are more rows."""
     store = MemoryStore()
     journal = JournalOnPaper(store)
@@ -156,7 +156,7 @@ def test_the_first_batch_done_again_has_the_rows_that_it_had(asked: str) -> None
     assert [row[2] for _, row in stream.batch()] == [7, 8, 9]
 
 
-def test_a_stream_that_began_with_nothing_has_what_comes_once() -> None:
+def test_stream_started_on_an_empty_topic_reads_new_rows_once() -> None:
     """The first batch has no rows, so its start and end are equal."""
     store = MemoryStore()
     journal = JournalOnPaper(store)
@@ -185,7 +185,7 @@ def test_rows_that_expired_unread_are_an_error_with_offsets() -> None:
     assert [row[1][2] for row in lenient.batch()] == list(range(20, 30))
 
 
-def test_a_position_older_than_the_journal_is_said() -> None:
+def test_position_below_the_journal_start_is_data_loss() -> None:
     """The first entries of the journal were deleted, so the rows that they added are unknown."""
     store, journal, asked = one_topic()
     stream = Stream(store, asked, [journal])
@@ -244,7 +244,7 @@ def checkpointed(store: MemoryStore, journal: JournalOnPaper) -> None:
     store.put(journal_key("", "a", 0), encode_entry(Shortened()))
 
 
-def test_a_stream_outlives_the_checkpoint_that_it_was_begun_by() -> None:
+def test_stream_survives_the_deletion_of_its_checkpoint() -> None:
     """A topic is loaded from the checkpoint on demand, and again after each entry about it."""
     store, journal, asked = one_topic()
     journal.commit("s", [(0, 0, 4)])
@@ -288,7 +288,7 @@ def test_entries_of_other_topics_make_no_batch() -> None:
     assert stream.position.brokers["a"].through == journal.catalog.next_seq - 1
 
 
-def test_a_run_through_what_is_available_ends_though_more_comes() -> None:
+def test_available_now_run_ends_despite_new_rows() -> None:
     store, journal, asked = one_topic()
     journal.commit("s", [(0, 0, 9)])
     stream = Stream(store, asked, [journal])
@@ -311,7 +311,7 @@ def test_a_run_through_what_is_available_ends_though_more_comes() -> None:
         ({"startingTimestamp": "2000"}, [5, 6, 7, 8, 9, 10, 11]),
     ],
 )
-def test_a_stream_begins_where_it_is_told(told: dict[str, str], found: list[int]) -> None:
+def test_stream_starts_at_its_configured_position(told: dict[str, str], found: list[int]) -> None:
     store, journal, asked = one_topic(**told)
     journal.commit("s", [(0, 0, 4)], at=1999)
     journal.commit("s", [(0, 5, 9)], at=2000)
@@ -321,7 +321,7 @@ def test_a_stream_begins_where_it_is_told(told: dict[str, str], found: list[int]
     assert [row[1][2] for row in stream.all_rows()] == found
 
 
-def test_queues_that_are_not_assigned_are_not_read() -> None:
+def test_unassigned_queues_are_not_read() -> None:
     store, journal, _ = one_topic()
     journal.commit("s", [(0, 0, 1), (1, 0, 1)])
     asked = options_of_stream({"store": "dir:/x", "assign": '{"s": [1]}', "startingOffsets": "earliest"})
@@ -331,7 +331,7 @@ def test_queues_that_are_not_assigned_are_not_read() -> None:
     assert [row[1] for row in stream.all_rows()] == [("s", 1, offset) for offset in range(4)]
 
 
-def test_a_named_topic_that_nobody_knows_is_refused_and_a_pattern_waits() -> None:
+def test_unknown_topic_is_refused_but_a_pattern_may_match_later() -> None:
     store, journal, _ = one_topic()
     named = options_of_stream({"store": "dir:/x", "subscribe": "s,nope"})
     journal.tell("s")

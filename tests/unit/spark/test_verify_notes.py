@@ -34,7 +34,7 @@ def test_notes_truncated_anywhere_resume_with_the_whole_lines(tmp_path: Path) ->
         assert VerifyNotes(file, "dir:/a", deep=True).faults_of(NAME) == [FAULT]
 
 
-def test_a_file_that_has_no_notes_is_refused_and_unchanged(tmp_path: Path) -> None:
+def test_file_without_notes_is_refused_and_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "notes"
     for data in (b"caf\xe9, and more\n", b'{"store": "dir:/b", "deep": true}\n', b'{"store": "dir:/a"}\n'):
         file.write_bytes(data)

@@ -43,7 +43,7 @@ def sends(store: MessageStore, numbers: Iterable[int]) -> list[Send]:
     ]  # fmt: skip
 
 
-def test_what_is_appended_together_is_what_is_appended_one_by_one(open_store: Open, disk: SimDisk) -> None:
+def test_batch_append_equals_single_appends(open_store: Open, disk: SimDisk) -> None:
     """Batches cross the borders of log, queue and CRC files, and recovery restores the same store."""
     kept = []
     for size in (1, 7, COUNT):
@@ -63,7 +63,7 @@ def test_what_is_appended_together_is_what_is_appended_one_by_one(open_store: Op
     assert kept[0] == kept[1] == kept[2]
 
 
-def test_an_append_makes_no_more_queue_files_ready_than_its_budget_and_goes_on_with_the_next(
+def test_append_stops_at_its_budget_of_queue_files(
     open_store: Open, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(mapped_queue_files=1)
@@ -95,7 +95,7 @@ def test_an_append_makes_no_more_queue_files_ready_than_its_budget_and_goes_on_w
     store.queue_for("t", 4)
 
 
-def test_of_a_batch_all_before_the_first_that_has_no_place_are_stored(open_store: Open) -> None:
+def test_batch_is_stored_up_to_the_first_unstorable_message(open_store: Open) -> None:
     store = open_store()
     batch = sends(store, range(5))
     too_large = (batch[3][0], bytes(store.config.max_message_size + (1 << 17)), *batch[3][2:])
@@ -106,7 +106,7 @@ def test_of_a_batch_all_before_the_first_that_has_no_place_are_stored(open_store
     assert len(store.append(batch[3:], HOST, 1000)) == 2
 
 
-def test_a_write_that_fails_half_way_stores_nothing_and_nothing_follows_it(open_store: Open, disk: SimDisk) -> None:
+def test_failed_batch_write_stores_nothing_and_stops_the_store(open_store: Open, disk: SimDisk) -> None:
     store = open_store()
     store.append(sends(store, range(8)), HOST, 1000)
     store.after_flush(store.flush())
@@ -130,9 +130,7 @@ def test_a_write_that_fails_half_way_stores_nothing_and_nothing_follows_it(open_
     assert after == [[body(number) for number in range(queue, sum(map(len, after)), 4)] for queue in range(4)]
 
 
-def test_a_log_file_that_can_not_be_opened_now_is_tried_again(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_append_retries_to_open_a_log_file(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
 
     def refuse(path: Path) -> FileWriter:
@@ -150,7 +148,7 @@ def test_a_log_file_that_can_not_be_opened_now_is_tried_again(
     ("short_of", "log_file", "step"),
     [("commitlog/", 1 << 13, 4000), ("commitlogcrc/", 1 << 17, 8000), ("consumequeue/t/1/", 1 << 17, 40)],
 )
-def test_of_two_that_belong_together_none_is_stored_where_one_has_no_place(
+def test_paired_messages_are_stored_both_or_not_at_all(
     open_store: Open, disk: SimDisk, monkeypatch: pytest.MonkeyPatch, short_of: str, log_file: int, step: int
 ) -> None:
     """For each pair, the disk is first full and then has space."""

@@ -23,7 +23,7 @@ HOUR = 3_600_000
 DAY = 24 * HOUR
 
 
-def test_store_time_stands_still_while_the_clock_is_a_little_behind(
+def test_store_time_is_constant_while_the_clock_is_slightly_behind(
     open_store: Open, put: Put, clock: ManualClock
 ) -> None:
     store = open_store()
@@ -35,7 +35,7 @@ def test_store_time_stands_still_while_the_clock_is_a_little_behind(
     assert store.steps_back == 0
 
 
-def test_store_time_is_right_again_when_the_clock_is(
+def test_store_time_follows_the_clock_after_a_large_step_back(
     open_store: Open, put: Put, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, right = open_store(), clock.now_ms()
@@ -65,7 +65,7 @@ def stepped(open_store: Open, put: Put, clock: ManualClock, **changes: Any) -> M
 
 @pytest.mark.parametrize("changes", [{}, {"checkpoint_bytes": 1}])
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_segment_is_as_old_as_the_newest_time_in_it(
+def test_segment_time_is_the_newest_store_time_in_it(
     open_store: Open, put: Put, clock: ManualClock, disk: SimDisk, clean: bool, changes: dict[str, int]
 ) -> None:
     right = clock.now_ms()
@@ -85,7 +85,7 @@ def test_a_segment_is_as_old_as_the_newest_time_in_it(
     assert again.newest_store_time == right + HOUR
 
 
-def test_without_its_table_a_segment_is_read_again_with_its_newest_time(
+def test_segment_without_table_is_scanned_for_its_newest_time(
     open_store: Open, put: Put, clock: ManualClock, disk: SimDisk
 ) -> None:
     right = clock.now_ms()
@@ -97,7 +97,7 @@ def test_without_its_table_a_segment_is_read_again_with_its_newest_time(
     assert (first.newest_store_time, first.topics["b"][1]) == (right + DAY, right + DAY)
 
 
-def test_a_search_by_time_finds_nothing_later_than_what_was_asked_for(
+def test_search_by_time_skips_no_message_from_the_requested_time(
     open_store: Open, put: Put, clock: ManualClock
 ) -> None:
     """A reader that continues from the result misses no message."""
@@ -201,7 +201,7 @@ def test_search_below_a_clock_step_reads_a_bounded_part_in_each_turn(
     assert at_once(store.offset_by_time("t", 0, right + 58_000, True)) == 58
 
 
-def test_interrupted_search_begins_again_in_a_topic_that_comes_again(
+def test_interrupted_search_restarts_in_a_recreated_topic(
     open_store: Open, put: Put, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_READ_TOGETHER", 8)
@@ -221,9 +221,7 @@ def test_interrupted_search_begins_again_in_a_topic_that_comes_again(
     assert at_once(search) == 0
 
 
-def test_a_key_is_found_though_its_index_file_began_ahead_of_time(
-    open_store: Open, put: Put, clock: ManualClock
-) -> None:
+def test_key_is_found_in_an_index_file_with_a_future_start_time(open_store: Open, put: Put, clock: ManualClock) -> None:
     store, right = open_store(), clock.now_ms()
     clock.set_wall(right + DAY)
     put(store, keys="ahead")
@@ -234,7 +232,7 @@ def test_a_key_is_found_though_its_index_file_began_ahead_of_time(
     assert by_key(store, "t", "ahead", 10, right, right + 2 * HOUR) == []
 
 
-def test_a_clock_that_is_set_back_puts_off_no_checkpoint(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_clock_step_back_does_not_delay_checkpoints(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store(checkpoint_interval=10_000, checkpoint_bytes=1 << 30)
     put(store)
     clock.set_wall(clock.now_ms() - 8 * HOUR)

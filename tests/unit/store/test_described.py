@@ -118,7 +118,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_who_is_told_stores_the_bytes_that_who_looks_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_described_and_parsed_appends_write_identical_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pair, dice, told = Pair(seed), random.Random(seed), 0
     unseen, write = list[bool](), LogEnd.write
 
@@ -151,7 +151,7 @@ def test_who_is_told_stores_the_bytes_that_who_looks_does(seed: int, monkeypatch
 
 
 @pytest.mark.parametrize("part", ["description", "records"])
-def test_what_is_damaged_on_the_way_is_refused_and_nothing_of_it_is_stored(part: str) -> None:
+def test_damaged_description_or_records_are_refused_and_not_stored(part: str) -> None:
     pair = Pair(1)
     append(pair.master, 20)
     pair.catch_up()
@@ -178,7 +178,7 @@ def test_what_is_damaged_on_the_way_is_refused_and_nothing_of_it_is_stored(part:
     pair.assert_equal()
 
 
-def test_what_is_told_of_other_places_than_the_records_have_is_refused() -> None:
+def test_description_with_wrong_record_places_is_refused() -> None:
     """The CRC of the description is valid, but its content is wrong."""
     pair = Pair(1)
     append(pair.master, 20, ("orders",))
@@ -201,7 +201,7 @@ def test_what_is_told_of_other_places_than_the_records_have_is_refused() -> None
 
 
 @pytest.mark.parametrize("what", ["whose", "queues", "shorter"])
-def test_who_is_told_what_the_records_do_not_say_goes_by_the_records(what: str) -> None:
+def test_description_that_contradicts_the_records_is_overruled(what: str) -> None:
     """The CRC is valid, but the queue of a record or the end of one is wrong."""
     pair = Pair(5)
     for topics in (("orders",), ("orders",)):
@@ -233,7 +233,7 @@ def test_who_is_told_what_the_records_do_not_say_goes_by_the_records(what: str) 
     assert_same(pair.told, pair.master.store)
 
 
-def test_a_write_that_fails_keeps_nothing_of_what_was_told() -> None:
+def test_failed_write_keeps_no_described_state() -> None:
     pair = Pair(2)
     append(pair.master, 20)
     pair.catch_up()
@@ -246,7 +246,7 @@ def test_a_write_that_fails_keeps_nothing_of_what_was_told() -> None:
     assert {name: queue.end for name, queue in pair.told._queues.by_name.items()} == ends
 
 
-def test_a_master_describes_while_a_slave_takes_it_and_its_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_keeps_bounded_descriptions_while_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(described, "_KEPT_MAX", 4_000)
     monkeypatch.setattr(described, "_BYTES_MAX", 10_000)
     pair = Pair(3)
@@ -267,7 +267,7 @@ def test_a_master_describes_while_a_slave_takes_it_and_its_memory_is_bounded(mon
     assert not store._described._by_start
 
 
-def test_keys_of_what_is_described_and_of_what_is_not_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_described_and_parsed_appends_are_indexed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index takes batches of 128 keys in log order, hashed by either member."""
     added, add = list[list[int]](), IndexFile.add
 
@@ -287,7 +287,7 @@ def test_keys_of_what_is_described_and_of_what_is_not_wait_together(monkeypatch:
     assert len(added) <= len(places) // 128 + 1
 
 
-def test_who_follows_has_nothing_left_of_what_it_described() -> None:
+def test_slave_drops_the_descriptions_it_made_as_master() -> None:
     """The next master may have other records at these offsets."""
     pair = Pair(4)
     append(pair.master, 8)

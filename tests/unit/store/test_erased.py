@@ -54,7 +54,7 @@ def read(store: MessageStore, begin: int = 0, *, topic: str = "t", codes: Iterab
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_spans_do_what_sets_of_offsets_do(seed: int) -> None:
+def test_spans_behave_like_sets_of_offsets(seed: int) -> None:
     dice = random.Random(seed)
     spans, offsets = erased.NONE, set[int]()
     for _ in range(30):
@@ -79,7 +79,7 @@ def test_spans_do_what_sets_of_offsets_do(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_reader_gets_all_others_once_wherever_it_begins(open_store: Open, put: Put, seed: int) -> None:
+def test_readers_skip_erased_and_get_all_others_once(open_store: Open, put: Put, seed: int) -> None:
     """Queue files have 400 entries, and some erased runs span two files."""
     dice, store, tags = random.Random(seed), open_store(), []
     for _ in range(900):
@@ -100,7 +100,7 @@ def test_a_reader_gets_all_others_once_wherever_it_begins(open_store: Open, put:
     assert len(store.entries("t", 0, ALL)[0].physical) == 900, "what goes to the archive's own jobs is all of it"
 
 
-def test_a_read_within_a_long_run_goes_on_behind_it_at_once(open_store: Open, put: Put) -> None:
+def test_read_within_an_erased_run_continues_after_it(open_store: Open, put: Put) -> None:
     store = open_store()
     for _ in range(30):
         put(store)
@@ -117,7 +117,7 @@ def test_a_read_within_a_long_run_goes_on_behind_it_at_once(open_store: Open, pu
     assert read(store) == [*range(5), 30]
 
 
-def test_neither_by_key_nor_by_place_nor_by_offset_is_one_returned(open_store: Open, put: Put) -> None:
+def test_erased_messages_are_not_found_by_key_place_or_offset(open_store: Open, put: Put) -> None:
     store = open_store()
     places = [put(store, keys="k", unique_key=f"U{number}", topic="t") for number in range(5)]
     others = [put(store, keys="k", topic="other"), put(store, queue_id=1, keys="k")]
@@ -131,7 +131,7 @@ def test_neither_by_key_nor_by_place_nor_by_offset_is_one_returned(open_store: O
     assert [store.entry("t", 0, at) is None for at in range(5)] == [False, True, False, False, True]
 
 
-def test_the_logs_last_record_is_known_though_it_was_erased(open_store: Open, put: Put) -> None:
+def test_newest_record_is_returned_even_if_erased(open_store: Open, put: Put) -> None:
     """A promotion reads it, but no client does."""
     store = open_store()
     put(store)
@@ -142,7 +142,7 @@ def test_the_logs_last_record_is_known_though_it_was_erased(open_store: Open, pu
     assert raw is not None and decode_record(raw).physical_offset == last.physical_offset
 
 
-def test_times_are_of_what_is_there(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_shown_time_of_an_erased_offset_is_of_the_next_visible(open_store: Open, put: Put, clock: ManualClock) -> None:
     """A consumer at an erased offset reads the next visible message, so its lag is computed from that time."""
     store, times = open_store(), []
     for _ in range(6):
@@ -159,7 +159,7 @@ def test_times_are_of_what_is_there(open_store: Open, put: Put, clock: ManualClo
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "power cut"])
-def test_they_stay_out_of_view_over_a_restart(open_store: Open, put: Put, disk: SimDisk, end: str) -> None:
+def test_erased_messages_stay_hidden_after_restart(open_store: Open, put: Put, disk: SimDisk, end: str) -> None:
     store = open_store()
     for _ in range(6):
         put(store, keys="k")
@@ -177,7 +177,7 @@ def test_they_stay_out_of_view_over_a_restart(open_store: Open, put: Put, disk: 
     assert read(again) == [0, 3, 4, 6]
 
 
-def test_what_is_shown_again_of_the_expired_lacks_them(open_store: Open, put: Put) -> None:
+def test_lowered_minimum_keeps_erased_messages_hidden(open_store: Open, put: Put) -> None:
     store = open_store()
     for _ in range(6):
         put(store)
@@ -188,7 +188,7 @@ def test_what_is_shown_again_of_the_expired_lacks_them(open_store: Open, put: Pu
     assert read(store) == [0, 2, 4, 5]
 
 
-def test_what_the_log_does_not_have_yet_is_not_hidden(open_store: Open, put: Put) -> None:
+def test_offsets_above_the_log_end_are_not_hidden(open_store: Open, put: Put) -> None:
     """The offset may be assigned to another message, because a former master may have lost the erased one."""
     store = open_store()
     put(store)
@@ -201,7 +201,7 @@ def test_what_the_log_does_not_have_yet_is_not_hidden(open_store: Open, put: Put
     assert read(store) == [3]
 
 
-def test_what_has_left_the_log_is_forgotten(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_erased_offsets_below_the_log_start_are_forgotten(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     for _ in range(10):
         put(store, body=bytes(3000))
@@ -216,9 +216,7 @@ def test_what_has_left_the_log_is_forgotten(open_store: Open, put: Put, disk: Si
     assert read(store, low) == list(range(low, 9))
 
 
-def test_of_a_topic_that_was_deleted_none_is_returned_and_what_comes_again_is(
-    open_store: Open, put: Put, disk: SimDisk
-) -> None:
+def test_erased_messages_of_a_recreated_topic_stay_hidden(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     places = [put(store, keys="k").physical_offset for _ in range(4)]
     store.after_flush(store.flush())
@@ -239,7 +237,7 @@ def test_of_a_topic_that_was_deleted_none_is_returned_and_what_comes_again_is(
     assert read(again, 4) == [4, 6]
 
 
-def test_of_a_topic_that_an_apache_master_made_again_the_new_messages_are_shown() -> None:
+def test_topic_recreated_by_apache_master_shows_new_messages() -> None:
     """The new messages have the offsets of the erased ones."""
     pair = Pair()
     for _ in range(3):
@@ -256,9 +254,7 @@ def test_of_a_topic_that_an_apache_master_made_again_the_new_messages_are_shown(
     assert read(pair.slave) == [0, 1, 2]
 
 
-def test_a_log_that_lost_its_end_hides_nothing_of_what_comes_in_its_place(
-    open_store: Open, put: Put, disk: SimDisk
-) -> None:
+def test_messages_after_a_lost_log_end_are_not_hidden(open_store: Open, put: Put, disk: SimDisk) -> None:
     """Also after further starts. Only synced records are archived and erased, so this models a disk that lost them."""
     store = open_store()
     for _ in range(3):
@@ -281,7 +277,7 @@ def test_a_log_that_lost_its_end_hides_nothing_of_what_comes_in_its_place(
     assert read(open_store(cut)) == [0, 2, 3, 4, 5]
 
 
-def test_below_a_cut_that_an_operator_asks_for_they_stay_hidden_and_above_it_what_comes_is_shown(disk: SimDisk) -> None:
+def test_truncation_keeps_erasures_only_below_it(disk: SimDisk) -> None:
     store = short(disk, 5)
     assert erase(store, 0, 3) == 2
     lost = [decode_record(raw) for place in range(5) if (raw := store.record_at(SIZE * place)) is not None]
@@ -295,9 +291,7 @@ def test_below_a_cut_that_an_operator_asks_for_they_stay_hidden_and_above_it_wha
     assert read(open_replica(disk, ManualClock(), following=True)) == [1, 2, 3, 4]
 
 
-def test_what_the_disk_did_not_take_is_hidden_and_is_written_when_it_does(
-    open_store: Open, put: Put, disk: SimDisk
-) -> None:
+def test_erasure_on_full_disk_hides_and_is_saved_later(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     for _ in range(3):
         put(store)
@@ -311,7 +305,7 @@ def test_what_the_disk_did_not_take_is_hidden_and_is_written_when_it_does(
     assert read(open_store(disk.power_cut())) == [0, 2]
 
 
-def test_who_changed_it_meanwhile_is_not_overwritten(open_store: Open, put: Put) -> None:
+def test_concurrent_erasures_do_not_overwrite_each_other(open_store: Open, put: Put) -> None:
     store = open_store()
     for _ in range(5):
         put(store)
@@ -349,7 +343,7 @@ def test_queue_state_golden_bytes(open_store: Open, put: Put, disk: SimDisk) -> 
     assert open_store().erased_of("t", 0) == ((1, 2), (7, 7))
 
 
-def test_a_file_of_a_newer_broker_is_refused(open_store: Open, disk: SimDisk) -> None:
+def test_queue_state_of_a_newer_version_is_refused(open_store: Open, disk: SimDisk) -> None:
     store = open_store()
     store.shutdown()
     disk.write_atomic(store.config.root / "queue_state", b'{"version":2}')

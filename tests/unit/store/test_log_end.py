@@ -70,7 +70,7 @@ def state_of(end: LogEnd) -> EndState:
 
 
 @pytest.mark.parametrize("state", EndState)
-def test_each_state_is_what_an_append_meets(state: EndState) -> None:
+def test_each_state_is_reachable_and_seen_by_an_append(state: EndState) -> None:
     end = end_of_an_empty_log()
     for step in REACH[state]:
         step(end)
@@ -81,7 +81,7 @@ def test_each_state_is_what_an_append_meets(state: EndState) -> None:
 
 @pytest.mark.parametrize("wanted", EndState)
 @pytest.mark.parametrize("state", EndState)
-def test_in_each_state_each_wish_is_decided(state: EndState, wanted: EndState) -> None:
+def test_every_state_decides_every_requested_state(state: EndState, wanted: EndState) -> None:
     end, becomes = end_of_an_empty_log(), MOVES[state][wanted]
     for step in REACH[state]:
         step(end)
@@ -100,7 +100,7 @@ def test_in_each_state_each_wish_is_decided(state: EndState, wanted: EndState) -
         assert state_of(end) is becomes
 
 
-def test_the_first_failure_is_the_one_that_is_told() -> None:
+def test_first_failure_is_reported() -> None:
     end = end_of_an_empty_log()
     end.open()
     first = OSError("first")
@@ -110,7 +110,7 @@ def test_the_first_failure_is_the_one_that_is_told() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_next_record_goes_where_the_end_says(open_store: Open, put: Put, disk: SimDisk, seed: int) -> None:
+def test_next_record_is_stored_at_the_log_end(open_store: Open, put: Put, disk: SimDisk, seed: int) -> None:
     chosen, store = random.Random(seed), open_store()
     for _ in range(120):
         match chosen.randrange(8):
@@ -133,7 +133,7 @@ def test_the_next_record_goes_where_the_end_says(open_store: Open, put: Put, dis
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("flush_disk_type", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_readers_hear_of_each_message_once_in_the_order_of_the_log_and_never_of_what_may_be_lost(
+def test_readers_are_notified_once_in_order_of_durable_messages(
     open_store: Open, put: Put, seed: int, flush_disk_type: str
 ) -> None:
     chosen, store = random.Random(seed), open_store(flush_disk_type=flush_disk_type)
@@ -166,7 +166,7 @@ def test_readers_hear_of_each_message_once_in_the_order_of_the_log_and_never_of_
             assert store.max_offset("t", queue_id) == sum(queue == queue_id for queue, _ in heard)
 
 
-def test_a_closed_store_says_so_and_keeps_its_files(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_closed_store_refuses_appends_and_keeps_its_files(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store)
     store.shutdown()

@@ -43,7 +43,7 @@ def bodies(store: MessageStore, queue_id: int = 0, topic: str = "t") -> list[byt
         assert offset == result.next_offset
 
 
-def test_a_stored_record_reads_back_field_by_field(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_stored_record_reads_back_field_by_field(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store(store_host=("10.9.8.7", 10911))
     stored = put(
         store,
@@ -81,7 +81,7 @@ def test_offsets_are_dense_across_rolls_and_queue_files(open_store: Open, put: P
     assert bodies(store) == expected
 
 
-def test_neighbours_in_the_log_are_one_slice(open_store: Open, put: Put) -> None:
+def test_adjacent_records_are_read_as_one_slice(open_store: Open, put: Put) -> None:
     store = open_store()
     for _ in range(10):
         put(store)
@@ -89,7 +89,7 @@ def test_neighbours_in_the_log_are_one_slice(open_store: Open, put: Put) -> None
     assert (result.count, len(result.buffers), result.next_offset) == (5, 1, 7)
 
 
-def test_a_read_beside_the_queue_says_where_to_go_on(open_store: Open, put: Put) -> None:
+def test_read_outside_the_queue_returns_the_next_offset(open_store: Open, put: Put) -> None:
     store = open_store()
     assert store.get("t", 0, 5, 1, 1).status == "NO_MESSAGE_IN_QUEUE"
     for _ in range(4):
@@ -101,7 +101,7 @@ def test_a_read_beside_the_queue_says_where_to_go_on(open_store: Open, put: Put)
     assert (nothing.status, nothing.next_offset) == ("NO_MATCHED_MESSAGE", 4)
 
 
-def test_a_read_gives_one_message_however_large(open_store: Open, put: Put) -> None:
+def test_read_returns_one_message_of_any_size(open_store: Open, put: Put) -> None:
     store = open_store()
     put(store, body=b"x" * 4000)
     put(store)
@@ -109,9 +109,7 @@ def test_a_read_gives_one_message_however_large(open_store: Open, put: Put) -> N
     assert (result.count, result.next_offset) == (1, 1)
 
 
-def test_an_entry_that_names_bytes_outside_the_log_is_refused_not_answered_short(
-    open_store: Open, put: Put, disk: SimDisk
-) -> None:
+def test_queue_entry_beyond_the_log_file_is_refused(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     for _ in range(3):
         put(store)
@@ -123,7 +121,7 @@ def test_an_entry_that_names_bytes_outside_the_log_is_refused_not_answered_short
             store.get("t", 0, 1, count, 1 << 22)
 
 
-def test_tags_select(open_store: Open, put: Put) -> None:
+def test_tags_filter_messages(open_store: Open, put: Put) -> None:
     store = open_store()
     for number in range(60):
         put(store, body=b"%d" % number, tags_code=number % 3)
@@ -151,7 +149,7 @@ def test_sync_flush_hides_until_flushed(open_store: Open, put: Put) -> None:
     assert store.max_offset("t", 0) == 2
 
 
-def test_a_failed_sync_stops_the_store_for_good(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_failed_sync_stops_the_store_permanently(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store(flush_disk_type="SYNC_FLUSH")
     put(store)
     disk.fail_sync = lambda _path: True
@@ -166,7 +164,7 @@ def test_a_failed_sync_stops_the_store_for_good(open_store: Open, put: Put, disk
     assert store.failed is not None
 
 
-def test_a_time_finds_the_first_and_the_last_message_of_it(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_search_by_time_finds_first_and_last_message(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     times = []
     for _ in range(6):
@@ -184,9 +182,7 @@ def test_a_time_finds_the_first_and_the_last_message_of_it(open_store: Open, put
     assert at_once(store.offset_by_time("unknown", 0, 1, upper=False)) == 0
 
 
-def test_a_key_finds_its_messages_over_several_index_files(
-    open_store: Open, put: Put, clock: ManualClock, disk: SimDisk
-) -> None:
+def test_key_query_spans_index_files(open_store: Open, put: Put, clock: ManualClock, disk: SimDisk) -> None:
     store = open_store()
     for number in range(300):  # more keys than one index file holds
         put(store, body=b"%d" % number, keys=f"k{number} shared", unique_key=f"u{number}")
@@ -201,7 +197,7 @@ def test_a_key_finds_its_messages_over_several_index_files(
     assert len(disk.list_dir(Path("/store/index"))) > 1
 
 
-def test_a_full_disk_refuses_and_the_store_lives(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_full_disk_refuses_appends_and_the_store_recovers(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store(flush_disk_type="ASYNC_FLUSH")
     put(store, body=b"x" * 8000)
     disk.capacity = disk.capacity - disk.room(Path("/")).available
@@ -217,7 +213,7 @@ def test_a_full_disk_refuses_and_the_store_lives(open_store: Open, put: Put, dis
     assert put(store, queue_id=1).queue_offset == 0
 
 
-def test_too_large_or_unnameable_is_illegal(open_store: Open, put: Put) -> None:
+def test_oversized_message_or_invalid_name_is_illegal(open_store: Open, put: Put) -> None:
     store = open_store()
     for refused in ({"body": b"x" * 17_000}, {"properties": b"x" * 40_000}, {"topic": "a/../b"}, {"topic": "x" * 256}):
         with pytest.raises(MessageIllegal):
@@ -225,7 +221,7 @@ def test_too_large_or_unnameable_is_illegal(open_store: Open, put: Put) -> None:
     assert put(store).queue_offset == 0
 
 
-def test_the_directory_has_one_broker(open_store: Open) -> None:
+def test_data_directory_is_locked_by_one_broker(open_store: Open) -> None:
     store = open_store()
     with pytest.raises(StoreLocked, match="another broker uses"):
         open_store()
@@ -233,7 +229,7 @@ def test_the_directory_has_one_broker(open_store: Open) -> None:
     open_store().shutdown()
 
 
-def test_eviction_moves_the_minimum(open_store: Open, put: Put) -> None:
+def test_eviction_raises_the_minimum_offset(open_store: Open, put: Put) -> None:
     store = open_store()
     for number in range(400):
         put(store, body=b"x" * 100, queue_id=number % 2)
@@ -254,7 +250,7 @@ def test_eviction_moves_the_minimum(open_store: Open, put: Put) -> None:
     assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (minimum, 200)
 
 
-def test_segments_know_their_topics(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_segments_list_their_topics(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     put(store, topic="a")
     clock.advance(5)
@@ -290,7 +286,7 @@ def test_entries_of_a_range(open_store: Open, put: Put) -> None:
     assert store.files(segment.base, segment.end) == [("/store/commitlog/00000000000000016384", segment.base, 16384)]
 
 
-def test_a_queue_goes_on_above_its_archive(open_store: Open, put: Put) -> None:
+def test_queue_continues_above_its_archive(open_store: Open, put: Put) -> None:
     store = open_store()
     put(store)
     store.create_queue_at("t", 0, 100)
@@ -303,7 +299,7 @@ def test_a_queue_goes_on_above_its_archive(open_store: Open, put: Put) -> None:
     assert (hole.status, hole.next_offset) == ("OFFSET_FOUND_NULL", 100)
 
 
-def test_the_log_goes_on_at_a_border(open_store: Open, put: Put) -> None:
+def test_log_restarts_at_a_given_offset(open_store: Open, put: Put) -> None:
     store = open_store()
     put(store)
     store.restart_log_at(1_000_000)
@@ -317,7 +313,7 @@ def test_the_log_goes_on_at_a_border(open_store: Open, put: Put) -> None:
         again.restart_log_at(5)
 
 
-def test_a_topic_that_comes_again_goes_on_above(open_store: Open, put: Put) -> None:
+def test_recreated_topic_continues_above_its_old_offsets(open_store: Open, put: Put) -> None:
     store = open_store()
     for _ in range(5):
         put(store, keys="k")
@@ -358,7 +354,7 @@ def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
     assert put(again).queue_offset == (0 if begin_again else 5)
 
 
-def test_a_topic_may_begin_again_and_none_of_its_old_messages_comes_back(open_store: Open, put: Put) -> None:
+def test_topic_restarted_at_zero_shows_no_old_messages(open_store: Open, put: Put) -> None:
     store = open_store()
     for _ in range(5):
         put(store, keys="k", body=b"old")
@@ -373,7 +369,7 @@ def test_a_topic_may_begin_again_and_none_of_its_old_messages_comes_back(open_st
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_a_deleted_topic_is_forgotten_when_the_log_has_no_record_of_it_and_stays_so(
+def test_deleted_topic_is_forgotten_once_its_records_are_evicted(
     open_store: Open, put: Put, disk: SimDisk, kill: bool
 ) -> None:
     store = open_store()
@@ -426,7 +422,7 @@ def with_a_deleted_topic(store: MessageStore, put: Put) -> None:
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_a_topic_that_comes_again_while_it_is_about_to_be_forgotten_goes_on_above_whatever_happens(
+def test_topic_recreated_while_being_forgotten_keeps_its_offsets(
     open_store: Open, put: Put, disk: SimDisk, is_written: bool
 ) -> None:
     store = open_store()
@@ -445,7 +441,7 @@ def test_a_topic_that_comes_again_while_it_is_about_to_be_forgotten_goes_on_abov
     assert (again.deleted_topics(), again.next_offset("t", 0)) == (["t"], 6)
 
 
-def test_an_image_that_failed_takes_no_name_with_it_later(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_unwritten_image_forgets_no_topic(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store, "u")
     store.delete_topic("u")
@@ -477,7 +473,7 @@ def test_mapped_queue_files_are_bounded(open_store: Open, put: Put) -> None:
         assert bodies(store, queue_id) == [b"%d" % n for n in range(queue_id, 60, 20)]
 
 
-def test_a_look_at_all_queues_maps_none_and_leaves_their_maps_to_those_that_are_in_use(
+def test_scan_of_all_queues_does_not_evict_mappings_in_use(
     open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Admin requests, scrapes and the archive scan tens of thousands of queues."""
@@ -510,7 +506,7 @@ def test_a_look_at_all_queues_maps_none_and_leaves_their_maps_to_those_that_are_
     assert len(mapped) == 1, "who reads it comes again"
 
 
-def test_a_look_at_a_queue_file_that_was_cut_short_is_refused(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_read_of_a_truncated_queue_file_is_refused(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store(mapped_queue_files=1)
     for queue_id in (0, 1):
         put(store, queue_id=queue_id)
@@ -521,7 +517,7 @@ def test_a_look_at_a_queue_file_that_was_cut_short_is_refused(open_store: Open, 
         store.store_time("t", 0, 0)
 
 
-def test_a_crash_right_after_an_eviction_leaves_a_log_that_opens(
+def test_log_opens_after_a_crash_right_after_an_eviction(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
     """If the last checkpoint is in the evicted file, another one is written first."""
@@ -539,7 +535,7 @@ def test_a_crash_right_after_an_eviction_leaves_a_log_that_opens(
 
 
 @pytest.mark.parametrize("filled", [0, 9000])
-def test_on_a_full_disk_the_file_prepared_ahead_makes_room_for_an_eviction(
+def test_eviction_on_full_disk_uses_the_space_of_the_prepared_file(
     open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch, filled: int
 ) -> None:
     """Also if the active file is so full that upkeep would prepare the next one at once."""
@@ -577,7 +573,7 @@ class NotWalked(dict[Any, Any]):
     items = values = keys = __iter__
 
 
-def test_entries_of_a_topic_are_found_without_a_walk_over_all_topics(open_store: Open, put: Put) -> None:
+def test_entries_of_a_topic_are_found_without_scanning_all_topics(open_store: Open, put: Put) -> None:
     store = open_store()
     for topic in ("a", "b", "a"):
         put(store, topic=topic)
@@ -617,9 +613,7 @@ class CountedTails(dict[str, TopicTail]):
         return super().items()
 
 
-def test_the_topics_of_the_active_file_are_told_without_a_look_at_those_that_did_not_change(
-    open_store: Open, put: Put
-) -> None:
+def test_active_segment_topics_skip_unchanged_tails(open_store: Open, put: Put) -> None:
     store = open_store(commit_log_file_size=1 << 20)
     for number in range(200):
         put(store, f"topic-{number}")
@@ -631,7 +625,7 @@ def test_the_topics_of_the_active_file_are_told_without_a_look_at_those_that_did
     assert tails.looked_at <= 2
 
 
-def test_the_topics_of_the_next_file_are_told_without_a_look_at_all(open_store: Open, put: Put) -> None:
+def test_topics_of_a_new_segment_are_listed_without_a_full_scan(open_store: Open, put: Put) -> None:
     store = open_store(commit_log_file_size=1 << 20)
     for number in range(200):
         put(store, f"topic-{number}")
@@ -645,7 +639,7 @@ def test_the_topics_of_the_next_file_are_told_without_a_look_at_all(open_store: 
     assert tails.looked_at <= 4
 
 
-def test_the_table_of_many_topics_is_no_business_of_the_garbage_collector(
+def test_topic_table_is_not_tracked_by_the_garbage_collector(
     open_store: Open, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_alone: list[int] = []
@@ -660,7 +654,7 @@ def test_the_table_of_many_topics_is_no_business_of_the_garbage_collector(
     assert left_alone == [1]
 
 
-def test_only_topics_that_were_written_to_get_a_new_row_between_two_checkpoints(open_store: Open, put: Put) -> None:
+def test_only_written_topics_get_a_new_segment_row(open_store: Open, put: Put) -> None:
     store = open_store(commit_log_file_size=1 << 20)
     for number in range(200):
         put(store, f"topic-{number}")
@@ -671,9 +665,7 @@ def test_only_topics_that_were_written_to_get_a_new_row_between_two_checkpoints(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_topics_of_a_file_are_what_a_walk_over_all_of_them_finds(
-    open_store: Open, put: Put, clock: ManualClock, seed: int
-) -> None:
+def test_segment_topics_equal_a_full_scan(open_store: Open, put: Put, clock: ManualClock, seed: int) -> None:
     def walked() -> dict[str, tuple[int, int]]:
         base = store.newest_segment_base
         return {

@@ -35,9 +35,7 @@ def _started(disk: SimDisk) -> MessageStore:
 OPENING = ("fdatasync", "fsync_dir", "write_atomic", "writer", "map", "read", "append", "create_preallocated", "grow")
 
 
-def test_a_flush_of_the_log_opens_nothing_and_a_checkpoint_waits(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flush_opens_no_file_and_checkpoint_is_postponed(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acknowledged messages are durable. The postponed checkpoint later covers everything that it promises."""
     store = open_store(flush_disk_type=SYNC_FLUSH)
     disk = store.disk
@@ -59,7 +57,7 @@ def test_a_flush_of_the_log_opens_nothing_and_a_checkpoint_waits(
     assert queues(after) == [[body(0)], [body(1)], [body(2)], [body(3)]]
 
 
-def test_a_checkpoint_that_waited_syncs_what_both_it_and_its_successor_name(
+def test_postponed_checkpoint_syncs_queues_of_both_checkpoints(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()
@@ -80,7 +78,7 @@ def test_a_checkpoint_that_waited_syncs_what_both_it_and_its_successor_name(
         assert queues(_started(disk.power_cut(seed))) == [[body(0)], [body(1)], [body(2)], [body(3)]]
 
 
-def test_a_sync_that_failed_for_any_other_reason_ends_the_acknowledging(open_store: Open) -> None:
+def test_other_sync_errors_stop_the_store(open_store: Open) -> None:
     store = open_store()
     assert isinstance(store.disk, SimDisk)
     store.append(sends(store, range(2)), HOST, 1000)
@@ -93,7 +91,7 @@ def test_a_sync_that_failed_for_any_other_reason_ends_the_acknowledging(open_sto
 
 
 @pytest.mark.parametrize("verb", ["map", "create_preallocated", "grow"])
-def test_a_queue_that_can_not_be_opened_now_refuses_its_message_and_takes_it_later(
+def test_queue_without_descriptor_refuses_and_accepts_later(
     open_store: Open, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     store = open_store(queue_first_step=40, queue_file_size=80)
@@ -115,7 +113,7 @@ def test_a_queue_that_can_not_be_opened_now_refuses_its_message_and_takes_it_lat
     assert len(store.entries("t", 0, store.max_physical_offset)[0].sizes) == len(sent)
 
 
-def test_a_map_that_is_not_to_be_had_is_taken_from_the_queue_that_needs_it_least(
+def test_missing_descriptor_is_taken_from_the_least_used_queue(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()

@@ -36,7 +36,7 @@ def slave_of(master: Master, disk: SimDisk) -> MessageStore:
 
 
 @pytest.mark.parametrize("is_at_a_border", [False, True])
-def test_lead_waits_for_no_disk_whatever_queues_are_dirty(is_at_a_border: bool) -> None:
+def test_promotion_does_not_wait_for_the_disk_with_dirty_queues(is_at_a_border: bool) -> None:
     master, disk = Master(0), CountingDisk()
     for queue in range(QUEUES):
         master.put("orders", queue, 10)
@@ -56,7 +56,7 @@ def test_lead_waits_for_no_disk_whatever_queues_are_dirty(is_at_a_border: bool) 
     assert [again.max_offset("orders", queue) for queue in range(QUEUES)] == [2, *[1] * (QUEUES - 1)]
 
 
-def test_mark_of_a_slave_goes_with_the_first_checkpoint_of_the_master() -> None:
+def test_slave_mark_is_removed_by_first_checkpoint_of_the_master() -> None:
     master, disk = Master(0), SimDisk()
     master.put("orders", 0, 10)
     slave = slave_of(master, disk)
@@ -74,7 +74,7 @@ def test_mark_of_a_slave_goes_with_the_first_checkpoint_of_the_master() -> None:
     assert not slave._directory.is_following
 
 
-def test_who_is_deposed_before_a_checkpoint_keeps_the_mark() -> None:
+def test_master_deposed_before_a_checkpoint_keeps_the_slave_mark() -> None:
     master, disk = Master(0), SimDisk()
     master.put("orders", 0, 10)
     slave = slave_of(master, disk)
@@ -85,7 +85,7 @@ def test_who_is_deposed_before_a_checkpoint_keeps_the_mark() -> None:
     assert slave._directory.is_following
 
 
-def test_a_clean_stop_leaves_no_mark() -> None:
+def test_clean_stop_removes_the_slave_mark() -> None:
     master, disk = Master(0), SimDisk()
     master.put("orders", 0, 10)
     slave = slave_of(master, disk)
@@ -95,7 +95,7 @@ def test_a_clean_stop_leaves_no_mark() -> None:
 
 
 @pytest.mark.parametrize("seed", range(24, 64))
-def test_power_cut_after_promotion_finds_all_that_was_synced(seed: int) -> None:
+def test_power_cut_after_promotion_keeps_all_synced_records(seed: int) -> None:
     """Random traffic before and after the promotion, with and without checkpoints."""
     dice, former = random.Random(seed), Master(seed)
     former.run(dice.randrange(10, 150))

@@ -199,7 +199,7 @@ class ImpatientDisk(SimDisk):
         super().remove(path)
 
 
-def test_removal_passes_over_a_file_that_does_not_exist() -> None:
+def test_removal_skips_a_missing_file() -> None:
     disk = ImpatientDisk()
     removal = QueueRemoval(small_config(), disk)
     removal.load()
@@ -213,7 +213,7 @@ def test_removal_passes_over_a_file_that_does_not_exist() -> None:
     assert not removal.is_pending
 
 
-def test_removal_passes_over_what_an_operator_did_to_its_directory() -> None:
+def test_removal_ignores_manual_changes_of_its_directory() -> None:
     disk, removed = SimDisk(), Path("/store/consumequeue.removed")
     for number in ("1", "2"):
         disk.make_dirs(removed / number / "0")

@@ -17,7 +17,7 @@ Open = Callable[..., MessageStore]
 Put = Callable[..., Any]
 
 
-def test_a_preallocated_file_has_its_blocks_and_is_made_once(tmp_path: Path) -> None:
+def test_preallocated_file_has_its_blocks_and_is_created_once(tmp_path: Path) -> None:
     disk, path = RealDisk(), tmp_path / "file"
     disk.create_preallocated(path, 8192)
     assert path.stat().st_blocks * 512 >= 8192
@@ -46,7 +46,7 @@ def test_atomic_write_append_and_names(tmp_path: Path) -> None:
     assert not disk.exists(tmp_path / "y")
 
 
-def test_blocks_that_are_reserved_count_neither_as_used_nor_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_usage_ignores_reserved_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     # 1000 blocks: 300 free, 100 of them available to users
     reserved = os.statvfs_result((4096, 4096, 1000, 300, 100, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: reserved)
@@ -56,7 +56,7 @@ def test_blocks_that_are_reserved_count_neither_as_used_nor_as_free(monkeypatch:
     assert Room(0, 0).used_ratio == 0.0
 
 
-def test_the_lock_is_exclusive(tmp_path: Path) -> None:
+def test_disk_lock_is_exclusive(tmp_path: Path) -> None:
     disk = RealDisk()
     release = disk.lock(tmp_path / "lock")
     with pytest.raises(DiskLocked):
@@ -65,7 +65,7 @@ def test_the_lock_is_exclusive(tmp_path: Path) -> None:
     disk.lock(tmp_path / "lock")()
 
 
-def test_a_store_with_its_threads(open_store: Open, put: Put, tmp_path: Path) -> None:
+def test_store_with_real_threads_reads_back_after_unclean_stop(open_store: Open, put: Put, tmp_path: Path) -> None:
     store = open_store(RealDisk(), root=tmp_path, flush_disk_type="SYNC_FLUSH", checkpoint_bytes=4000)
     for _ in range(20):
         for _ in range(50):

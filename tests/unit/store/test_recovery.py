@@ -46,7 +46,7 @@ def crash(store: MessageStore, disk: SimDisk) -> None:
     store.abandon()
 
 
-def test_a_clean_stop_starts_at_once(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_start_after_a_clean_stop_scans_no_records(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     for number in range(300):
         put(store, queue_id=number % 3, keys=f"k{number}")
@@ -59,7 +59,9 @@ def test_a_clean_stop_starts_at_once(open_store: Open, put: Put, clock: ManualCl
     assert put(again).queue_offset == 100
 
 
-def test_an_unclean_stop_indexes_again(open_store: Open, put: Put, disk: SimDisk, clock: ManualClock) -> None:
+def test_start_after_an_unclean_stop_recovers_all_records(
+    open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
+) -> None:
     store = open_store()
     for number in range(300):
         put(store, queue_id=number % 3, keys=f"k{number}", tags_code=(1 << 40) + number)
@@ -75,7 +77,7 @@ def test_an_unclean_stop_indexes_again(open_store: Open, put: Put, disk: SimDisk
     assert again.segments() == topics
 
 
-def test_only_what_is_above_the_checkpoint_is_read_again(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_recovery_scans_only_records_above_the_checkpoint(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store(checkpoint_bytes=1)
     for number in range(200):
         put(store, keys=f"k{number}")
@@ -91,9 +93,7 @@ def test_only_what_is_above_the_checkpoint_is_read_again(open_store: Open, put: 
     assert put(again).store_timestamp >= 1_700_000_000_000
 
 
-def test_the_sync_that_senders_wait_for_syncs_the_log_and_nothing_else(
-    open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flush_syncs_only_the_log(open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(checkpoint_bytes=1)
     synced: list[str] = []
     sync = disk.sync_file
@@ -114,7 +114,7 @@ def test_the_sync_that_senders_wait_for_syncs_the_log_and_nothing_else(
     assert store.checkpointed > 0
 
 
-def test_a_checkpoint_syncs_the_log_up_to_where_it_was_taken(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_checkpoint_syncs_the_log_up_to_its_offset(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store)
     assert store.want_checkpoint(store.max_physical_offset)
@@ -125,7 +125,7 @@ def test_a_checkpoint_syncs_the_log_up_to_where_it_was_taken(open_store: Open, p
     assert again.max_offset("t", 0) == 1
 
 
-def test_a_torn_tail_is_cut_wherever_it_tore(put: Put, open_store: Open) -> None:
+def test_torn_tail_is_truncated_at_any_byte(put: Put, open_store: Open) -> None:
     """Zero the last record from some byte on, within and at the border of each field of the layout."""
     for kept in (*range(100), 120, -3, -1):
         disk = SimDisk()
@@ -147,7 +147,7 @@ def test_a_torn_tail_is_cut_wherever_it_tore(put: Put, open_store: Open) -> None
 
 
 @pytest.mark.parametrize("position", [5, 9, 13, 18, 25, 33, 38, 45, 50, 60, 70, 74, 80, 86, 90, 129, 131, 135])
-def test_any_flipped_byte_is_seen(open_store: Open, put: Put, disk: SimDisk, position: int) -> None:
+def test_any_flipped_byte_is_detected(open_store: Open, put: Put, disk: SimDisk, position: int) -> None:
     store = open_store()
     put(store)
     hurt = put(store, body=b"b" * 40, properties=b"TAGS\x01abc\x02")
@@ -159,7 +159,7 @@ def test_any_flipped_byte_is_seen(open_store: Open, put: Put, disk: SimDisk, pos
     assert again.max_physical_offset == hurt.physical_offset
 
 
-def test_a_stale_record_does_not_rise_again(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_stale_record_after_a_truncated_tail_is_not_recovered(open_store: Open, put: Put, disk: SimDisk) -> None:
     """A truncated tail has whole records. A new record of the torn one's size must not make them valid again."""
     store = open_store()
     stored = [put(store, body=b"%04d" % number) for number in range(10)]
@@ -174,7 +174,7 @@ def test_a_stale_record_does_not_rise_again(open_store: Open, put: Put, disk: Si
     assert decode_record(third.get("t", 0, 4, 1, 1).buffers[0]).body == b"new!"
 
 
-def test_queues_ahead_of_the_log_are_cut(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_queue_entries_above_the_log_are_truncated(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     stored = [put(store, queue_id=number % 2) for number in range(20)]
     file = log_file(store)
@@ -185,7 +185,7 @@ def test_queues_ahead_of_the_log_are_cut(open_store: Open, put: Put, disk: SimDi
     assert again.get("t", 0, 5, 1, 1).status == "OFFSET_OVERFLOW_ONE"
 
 
-def test_files_above_the_cut_go(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_log_files_above_the_truncation_are_deleted(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     stored = [put(store, body=b"x" * 500) for _ in range(100)]
     assert len(store.segments()) > 3
@@ -198,7 +198,7 @@ def test_files_above_the_cut_go(open_store: Open, put: Put, disk: SimDisk) -> No
     assert put(again, body=b"x" * 500).physical_offset == 16384
 
 
-def test_an_interrupted_allocation_is_dropped(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_interrupted_file_allocation_is_dropped(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store)
     crash(store, disk)
@@ -209,7 +209,7 @@ def test_an_interrupted_allocation_is_dropped(open_store: Open, put: Put, disk: 
     assert put(again).physical_offset == 16384
 
 
-def test_a_file_prepared_ahead_is_no_part_of_the_log(open_store: Open, put: Put) -> None:
+def test_prepared_file_is_not_part_of_the_log(open_store: Open, put: Put) -> None:
     for _ in range(2):
         store = open_store()
         put(store, body=b"x" * 9000)
@@ -223,7 +223,7 @@ def test_a_file_prepared_ahead_is_no_part_of_the_log(open_store: Open, put: Put)
     assert [segment.base for segment in again.segments()] == [0, 16384, 32768]
 
 
-def test_an_interrupted_eviction_ends(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_interrupted_eviction_is_completed(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     for _ in range(300):
         put(store, body=b"x" * 100)
@@ -235,7 +235,7 @@ def test_an_interrupted_eviction_ends(open_store: Open, put: Put, disk: SimDisk)
     assert again.min_offset("t", 0) > 0
 
 
-def test_without_a_checkpoint_all_is_read_again(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_recovery_without_checkpoint_scans_all_records(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     for number in range(200):
         put(store, body=b"x" * 100, queue_id=number % 2)
@@ -248,7 +248,7 @@ def test_without_a_checkpoint_all_is_read_again(open_store: Open, put: Put, disk
     assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (minimum, 100)
 
 
-def test_contradictions_are_refused(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_contradictory_files_are_refused(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store)
     store.shutdown()
@@ -267,9 +267,7 @@ def test_contradictions_are_refused(open_store: Open, put: Put, disk: SimDisk) -
         open_store()
 
 
-def test_a_start_returns_what_no_file_says_and_reads_the_rest_into_its_owners(
-    open_store: Open, put: Put, disk: SimDisk
-) -> None:
+def test_recovery_loads_log_tails_queues_and_index(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     for number in range(30):
         put(store, queue_id=number % 2, body=bytes(1500), keys=f"k{number}")
@@ -291,7 +289,7 @@ def test_a_start_returns_what_no_file_says_and_reads_the_rest_into_its_owners(
     assert len([place for place in index.find("t", "k7", 0, 1 << 60) if place is not None]) == 1
 
 
-def test_a_full_disk_only_puts_the_checkpoint_off(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_full_disk_only_postpones_the_checkpoint(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store)
     disk.capacity = 0
@@ -301,7 +299,7 @@ def test_a_full_disk_only_puts_the_checkpoint_off(open_store: Open, put: Put, di
     assert again.max_offset("t", 0) == 1
 
 
-def test_an_entry_that_a_start_removed_stays_away_though_that_start_died(
+def test_queue_entry_removed_by_recovery_stays_removed_after_its_crash(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
     """A power cut keeps an entry and loses its record. The start that removes the entry crashes; the next succeeds."""
@@ -332,7 +330,7 @@ def test_an_entry_that_a_start_removed_stays_away_though_that_start_died(
         last.shutdown()
 
 
-def test_a_start_tells_that_it_is_done_with_what_it_changed(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_recovery_removes_its_marker_when_complete(open_store: Open, put: Put, disk: SimDisk) -> None:
     """Only a start after an incomplete one syncs every queue."""
     store = open_store()
     put(store)
@@ -347,7 +345,7 @@ def test_a_start_tells_that_it_is_done_with_what_it_changed(open_store: Open, pu
     assert disk.exists(Path("/store/abort"))
 
 
-def test_a_record_whose_topic_was_lost_with_its_page_is_no_record(
+def test_record_with_a_zeroed_topic_is_not_recovered(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
     """Head and body are on the kept page. A topic of zeros would create an impossible queue."""
@@ -367,7 +365,7 @@ def test_a_record_whose_topic_was_lost_with_its_page_is_no_record(
     assert (report.records, report.end) == (1, end)
 
 
-def test_no_power_cut_makes_a_store_look_cleanly_stopped_whose_start_failed(
+def test_failed_start_never_looks_like_a_clean_stop_after_power_cut(
     open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory sync fails, and a power cut keeps each name independently."""

@@ -37,7 +37,7 @@ def assert_same(slave: MessageStore, master: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_slave_has_what_its_master_has(seed: int) -> None:
+def test_slave_store_equals_its_master(seed: int) -> None:
     master, disk, clock = Master(seed), SimDisk(), ManualClock()
     slave = open_store(disk, clock, following=True)
     for _ in range(3):
@@ -47,7 +47,7 @@ def test_a_slave_has_what_its_master_has(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_slave_that_crashes_at_any_place_comes_to_have_what_its_master_has(seed: int) -> None:
+def test_crashed_slave_catches_up_with_its_master(seed: int) -> None:
     """A kill loses nothing and a power cut only unsynced bytes. The rest equals the master's log."""
     dice, master, disk = random.Random(seed), Master(seed), SimDisk(seed=seed)
     slave = open_store(disk, ManualClock(), following=True, checkpoint_bytes=20_000)
@@ -73,7 +73,7 @@ def test_a_slave_that_crashes_at_any_place_comes_to_have_what_its_master_has(see
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_who_was_a_slave_goes_on_as_master_and_has_slaves_of_its_own(seed: int) -> None:
+def test_promoted_slave_has_slaves_of_its_own(seed: int) -> None:
     """Its clock is behind by a moment or hours, and a restart of its slave does not truncate because of that."""
     dice, first = random.Random(seed), Master(seed)
     first.run(STEPS)
@@ -111,7 +111,7 @@ def record(at: int, offset: int, time: int, body: bytes = b"body", **changes: An
     return encode_record(**(values | changes))
 
 
-def test_store_times_that_step_back_a_moment_end_no_log(disk: SimDisk, clock: ManualClock) -> None:
+def test_small_store_time_step_back_does_not_end_the_log(disk: SimDisk, clock: ManualClock) -> None:
     """This happens at a failover between masters with different clocks."""
     store, times = open_store(disk, clock, following=True), [10_000, 9_500, 10_001, 9_999, 5_000, 20_000]
     for offset, time in enumerate(times):
@@ -135,7 +135,7 @@ def flipped(data: bytes, place: int) -> bytes:
 # Size, magic, body CRC, physical offset, body length, body, lengths of topic and properties.
 @pytest.mark.parametrize("place", [0, 1, 3, 4, 7, 8, 11, 28, 35, 84, 87, 88, 91, 92, 94, 95])
 @pytest.mark.parametrize("size", [7, 1 << 20])
-def test_wrong_bytes_are_refused_and_what_came_before_them_stays(
+def test_damaged_bytes_are_refused_and_records_before_them_kept(
     disk: SimDisk, clock: ManualClock, place: int, size: int
 ) -> None:
     store = open_store(disk, clock, following=True)
@@ -174,16 +174,16 @@ def test_wrong_bytes_are_refused_and_what_came_before_them_stays(
         (end_record(16_384 - 8), "files of the same size"),
     ],
 )
-def test_what_no_master_of_this_log_writes_is_named(disk: SimDisk, clock: ManualClock, wrong: bytes, why: str) -> None:
+def test_invalid_replica_data_is_refused_with_its_reason(
+    disk: SimDisk, clock: ManualClock, wrong: bytes, why: str
+) -> None:
     store = open_store(disk, clock, following=True)
     with pytest.raises(LogMismatch, match=why):
         store.append_replica(wrong + bytes(200), 0)
     assert (store.max_physical_offset, store.topics()) == (0, [])
 
 
-def test_a_place_that_is_not_the_next_is_refused_and_the_end_of_the_log_always_is_one(
-    disk: SimDisk, clock: ManualClock
-) -> None:
+def test_replica_data_is_accepted_only_at_its_next_offset_or_log_end(disk: SimDisk, clock: ManualClock) -> None:
     store, data = open_store(disk, clock, following=True), record(0, 0, 1)
     end = len(data)
     store.append_replica(data + record(end, 1, 1)[:50], 0)
@@ -197,7 +197,7 @@ def test_a_place_that_is_not_the_next_is_refused_and_the_end_of_the_log_always_i
     assert store.max_offset("t", 0) == 2
 
 
-def test_a_record_that_comes_in_many_pieces_is_put_together_once(disk: SimDisk, clock: ManualClock) -> None:
+def test_record_in_many_pieces_is_assembled_once(disk: SimDisk, clock: ManualClock) -> None:
     """The record is not part of the log before its last byte has arrived."""
     store = open_store(disk, clock, following=True, commit_log_file_size=1 << 20)
     data = record(0, 0, 1, body=bytes(900_000))
@@ -212,7 +212,7 @@ def test_a_record_that_comes_in_many_pieces_is_put_together_once(disk: SimDisk, 
     assert store.max_offset("t", 0) == 2
 
 
-def test_an_entry_that_a_queue_has_is_given_no_other_message(disk: SimDisk, clock: ManualClock) -> None:
+def test_existing_queue_entry_is_not_overwritten(disk: SimDisk, clock: ManualClock) -> None:
     store, first = open_store(disk, clock, following=True), record(0, 5, 1)
     store.append_replica(first, 0)
     for offset in (0, 5):
@@ -222,9 +222,7 @@ def test_an_entry_that_a_queue_has_is_given_no_other_message(disk: SimDisk, cloc
     assert (store.min_offset("t", 0), store.next_offset("t", 0), store.entry("t", 0, 7)) == (5, 10, None)
 
 
-def test_a_queue_that_went_higher_for_a_message_that_was_lost_takes_the_next_masters_lower_one(
-    disk: SimDisk, clock: ManualClock
-) -> None:
+def test_queue_raised_by_a_lost_message_accepts_a_lower_offset(disk: SimDisk, clock: ManualClock) -> None:
     store, first = open_store(disk, clock, following=True), record(0, 0, 1)
     store.append_replica(first, 0)
     store.after_flush(store.flush())
@@ -238,7 +236,7 @@ def test_a_queue_that_went_higher_for_a_message_that_was_lost_takes_the_next_mas
             assert (again.next_offset("t", 0), again.entry("t", 0, 30) is None) == (31, False)
 
 
-def test_a_write_that_fails_keeps_nothing_of_the_run(disk: SimDisk, clock: ManualClock) -> None:
+def test_failed_replica_write_keeps_nothing_of_the_batch(disk: SimDisk, clock: ManualClock) -> None:
     store, first = open_store(disk, clock, following=True), record(0, 0, 1)
     store.append_replica(first, 0)
     disk.fail_write = lambda _path: True
@@ -249,9 +247,7 @@ def test_a_write_that_fails_keeps_nothing_of_the_run(disk: SimDisk, clock: Manua
 
 
 @pytest.mark.parametrize("short_of", ["commitlog/", "consumequeue/"])
-def test_a_full_disk_stops_a_slave_where_it_is_and_it_goes_on_when_there_is_room(
-    disk: SimDisk, clock: ManualClock, short_of: str
-) -> None:
+def test_slave_resumes_after_a_full_disk(disk: SimDisk, clock: ManualClock, short_of: str) -> None:
     master = Master(3)
     master.run(STEPS)
     slave = open_store(disk, clock, following=True)
@@ -278,7 +274,7 @@ def test_a_full_disk_stops_a_slave_where_it_is_and_it_goes_on_when_there_is_room
     assert_same(slave, master.store)
 
 
-def test_a_deletion_that_a_slave_hears_of_late_leaves_what_came_after_it(disk: SimDisk, clock: ManualClock) -> None:
+def test_late_topic_deletion_keeps_later_messages_on_a_slave(disk: SimDisk, clock: ManualClock) -> None:
     master = Master(0)
     for queue in (0, 1):
         for _ in range(5):
@@ -301,7 +297,7 @@ def test_a_deletion_that_a_slave_hears_of_late_leaves_what_came_after_it(disk: S
         slave = open_store(disk, clock, following=True)
 
 
-def test_in_a_set_no_offset_of_a_deleted_topic_is_given_again(disk: SimDisk, clock: ManualClock) -> None:
+def test_deleted_topic_offsets_are_not_reused_in_a_broker_set(disk: SimDisk, clock: ManualClock) -> None:
     """Otherwise, a member that deletes after the next message would have two messages of one offset."""
     master, slave = Master(0), open_store(disk, clock, following=True, confirmed=0)
     master.store.join_set(0)
@@ -320,9 +316,7 @@ def test_in_a_set_no_offset_of_a_deleted_topic_is_given_again(disk: SimDisk, clo
     assert_same(slave, master.store)
 
 
-def test_queues_that_a_slaves_log_has_nothing_of_go_on_where_they_do_at_its_master(
-    disk: SimDisk, clock: ManualClock
-) -> None:
+def test_slave_continues_queues_without_records_at_the_masters_ends(disk: SimDisk, clock: ManualClock) -> None:
     """The master has evicted their records. Without their ends, this slave would reuse the offsets as master."""
     master = Master(0)
     for topic, queue in (("orders", 0), ("payments", 1), ("käse", 0)):
@@ -368,9 +362,7 @@ def test_ends_of_deleted_queues_are_saved_only_if_they_are_new(
     assert again.deleted_below() == {"orders": {0: 7, 1: 3}}
 
 
-def test_a_topic_that_was_deleted_since_its_ends_were_told_does_not_come_back(
-    disk: SimDisk, clock: ManualClock
-) -> None:
+def test_topic_deleted_after_its_ends_were_sent_is_not_restored(disk: SimDisk, clock: ManualClock) -> None:
     master, slave = Master(0), open_store(disk, clock, following=True)
     master.put("orders", 0, 10)
     log_end = master.store.max_physical_offset
@@ -388,7 +380,7 @@ def test_a_topic_that_was_deleted_since_its_ends_were_told_does_not_come_back(
 
 @pytest.mark.parametrize("flush_disk_type", [ASYNC_FLUSH, SYNC_FLUSH])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_slave_shows_what_is_confirmed_and_tells_of_each_message_once(seed: int, flush_disk_type: str) -> None:
+def test_slave_shows_confirmed_messages_and_notifies_once(seed: int, flush_disk_type: str) -> None:
     dice, master = random.Random(seed), Master(seed)
     slave = open_store(SimDisk(), ManualClock(), following=True, flush_disk_type=flush_disk_type)
     slave.join_set(0)
@@ -421,7 +413,7 @@ def test_a_slave_shows_what_is_confirmed_and_tells_of_each_message_once(seed: in
                for topic, queues in slave.queues().items() for queue in queues)  # fmt: skip
 
 
-def test_a_master_in_a_set_shows_what_its_members_have_and_alone_again_all(open_store: Any, put: Any) -> None:
+def test_master_shows_confirmed_messages_in_a_set_and_all_when_alone(open_store: Any, put: Any) -> None:
     store = open_store()
     first = put(store)
     store.join_set(0)
@@ -438,7 +430,7 @@ def test_a_master_in_a_set_shows_what_its_members_have_and_alone_again_all(open_
     assert store.max_offset("t", 0) == 4
 
 
-def test_an_id_at_the_end_of_the_properties_is_found_at_a_slave_too() -> None:
+def test_slave_indexes_unique_key_without_trailing_separator() -> None:
     """RocketMQ stores properties without the last separator."""
     master, disk = Master(0), SimDisk()
     slave = open_store(disk, ManualClock(), following=True)

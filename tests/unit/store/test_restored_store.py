@@ -45,7 +45,7 @@ def check(store: MessageStore) -> None:
     assert put_one(store, "gone", 0).queue_offset >= 77
 
 
-def test_a_restored_store_goes_on_above_and_starts_again() -> None:
+def test_restored_store_continues_above_and_restarts() -> None:
     disk = SimDisk()
     store = opened(disk)
     restore(store)
@@ -61,7 +61,7 @@ def test_a_restored_store_goes_on_above_and_starts_again() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("place", ["store.roll", "store.checkpoint", "none"])
-def test_a_power_cut_in_the_middle_of_a_restore_is_made_good_by_the_next_try(place: str, seed: int) -> None:
+def test_restore_after_a_power_cut_is_repeated(place: str, seed: int) -> None:
     for nth in range(1, 4):
         disk = SimDisk(seed=seed)
         store = opened(disk)
@@ -89,7 +89,7 @@ def queue_files(disk: SimDisk) -> list[str]:
     return [f"{topic}/{queue}" for topic in topics for queue in disk.list_dir(root / topic)]
 
 
-def test_a_queue_without_a_message_of_its_own_costs_no_file_and_two_checkpoints_serve_them_all() -> None:
+def test_restored_empty_queues_need_no_files_and_two_checkpoints() -> None:
     disk = SimDisk()
     store = opened(disk)
     store.restart_log_at(LOG_START)
@@ -103,7 +103,7 @@ def test_a_queue_without_a_message_of_its_own_costs_no_file_and_two_checkpoints_
     assert (again.min_offset("topic-7", 3), again.max_offset("topic-7", 4)) == (10_000_000, 10_000_000)
 
 
-def test_a_begin_that_could_not_be_written_down_is_none_and_the_next_try_makes_it_good() -> None:
+def test_unsaved_queue_start_is_discarded_and_can_be_repeated() -> None:
     """The broker continues and retries: a start only in memory would lead to reused offsets after a restart."""
 
     class FullForStates(SimDisk):
@@ -129,7 +129,7 @@ def test_a_begin_that_could_not_be_written_down_is_none_and_the_next_try_makes_i
     assert again.following_offsets() == following
 
 
-def test_a_topic_whose_queues_have_no_file_is_deleted_and_goes_on_where_it_was_to_begin() -> None:
+def test_deleted_topic_without_files_keeps_its_next_offsets() -> None:
     disk = SimDisk()
     store = opened(disk)
     restore(store)
@@ -155,7 +155,7 @@ def test_raised_queues_of_a_deleted_topic_continue_where_they_ended() -> None:
     assert b'"raised":{}' in image(store)
 
 
-def test_what_a_queue_began_with_is_forgotten_once_its_first_message_is_safe() -> None:
+def test_saved_queue_start_is_dropped_after_its_first_durable_message() -> None:
     disk = SimDisk()
     store = opened(disk)
     restore(store)
@@ -172,7 +172,7 @@ def test_what_a_queue_began_with_is_forgotten_once_its_first_message_is_safe() -
     assert again.following_offsets()["t"][0] == 10_000_009
 
 
-def test_a_start_maps_no_queue_and_counts_what_each_has() -> None:
+def test_start_finds_queue_ends_with_few_mapped_files() -> None:
     disk = SimDisk()
     store = opened(disk)
     counts = {0: 1, 1: 99, 2: 100, 3: 101, 4: 200, 5: 450}  # a file has 400

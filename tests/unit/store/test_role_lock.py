@@ -46,7 +46,7 @@ DOORS: dict[str, Callable[[MessageStore, Put], object]] = {
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("was_master", [True, False])
-def test_nothing_of_its_own_gets_into_a_slaves_log(
+def test_slave_refuses_all_local_writes(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock, door: str, was_master: bool
 ) -> None:
     store = open_store()
@@ -73,7 +73,7 @@ def test_nothing_of_its_own_gets_into_a_slaves_log(
     assert put(store).queue_offset == 1
 
 
-def test_what_a_master_owed_it_owes_no_more_as_a_slave(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_pending_first_record_is_dropped_on_demotion(open_store: Open, put: Put, clock: ManualClock) -> None:
     """The new master may have stored the pending record already."""
     store = open_store()
     put(store)
@@ -89,9 +89,7 @@ def test_what_a_master_owed_it_owes_no_more_as_a_slave(open_store: Open, put: Pu
     assert put(store).queue_offset == 1
 
 
-def test_what_is_known_of_a_masters_times_is_not_changed_by_a_refused_put(
-    open_store: Open, put: Put, clock: ManualClock
-) -> None:
+def test_refused_put_does_not_change_store_times(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     newest = put(store).store_timestamp
     store.follow()
@@ -102,7 +100,7 @@ def test_what_is_known_of_a_masters_times_is_not_changed_by_a_refused_put(
     assert (store.newest_store_time, store.steps_back) == (newest, 0)
 
 
-def test_a_slave_whose_disk_fails_says_that(open_store: Open, put: Put, disk: SimDisk) -> None:
+def test_slave_with_failed_disk_reports_the_failure(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store)
     store.follow()

@@ -20,7 +20,7 @@ def flush(store: MessageStore) -> None:
     store.upkeep()
 
 
-def test_a_time_is_found_in_a_queue_that_nobody_has_read(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_search_by_time_works_in_a_queue_that_was_never_read(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     put(store)
     assert store.min_offset("t", 0) == 0
@@ -31,7 +31,7 @@ def test_a_time_is_found_in_a_queue_that_nobody_has_read(open_store: Open, put: 
     assert at_once(store.offset_by_time("t", 0, clock.now_ms() - 1000, False)) == 2
 
 
-def test_what_a_start_after_a_kill_read_outlives_a_power_cut(
+def test_records_recovered_after_a_kill_survive_a_power_cut(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
     store = open_store()
@@ -47,7 +47,7 @@ def test_what_a_start_after_a_kill_read_outlives_a_power_cut(
         assert b"".join(found.buffers).count(b"x" * 5000) == 6
 
 
-def test_a_topic_is_deleted_although_a_power_cut_took_a_queues_first_file(open_store: Open, put: Put) -> None:
+def test_topic_is_deleted_after_a_power_cut_lost_a_queue_file(open_store: Open, put: Put) -> None:
     store = open_store()
     put(store)
     store.disk.make_dirs(Path("/store/consumequeue/t/1"))
@@ -56,7 +56,7 @@ def test_a_topic_is_deleted_although_a_power_cut_took_a_queues_first_file(open_s
     assert not store.disk.exists(Path("/store/consumequeue/t"))
 
 
-def test_a_message_after_a_power_cut_is_not_taken_for_a_deleted_one(
+def test_message_after_a_power_cut_is_not_hidden_as_deleted(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
     store = open_store()
@@ -78,7 +78,7 @@ def test_a_message_after_a_power_cut_is_not_taken_for_a_deleted_one(
     assert last.get("t", 0, 1, 1, 1 << 20).status == "FOUND"
 
 
-def test_entries_of_evicted_files_are_none(open_store: Open, put: Put) -> None:
+def test_entry_in_an_evicted_file_is_none(open_store: Open, put: Put) -> None:
     store = open_store()
     for _ in range(6):
         put(store, body=b"x" * 5000)
@@ -91,9 +91,7 @@ def test_entries_of_evicted_files_are_none(open_store: Open, put: Put) -> None:
     assert held.first_offset == store.min_offset("t", 0)
 
 
-def test_a_queue_that_lost_an_old_file_to_eviction_is_synced_at_the_next_checkpoint(
-    open_store: Open, put: Put, clock: ManualClock
-) -> None:
+def test_queue_is_synced_after_an_eviction_of_its_old_file(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store(queue_first_step=100, queue_file_size=100)  # five entries a file
     for _ in range(14):
         put(store, body=b"x" * 2000)
@@ -104,7 +102,7 @@ def test_a_queue_that_lost_an_old_file_to_eviction_is_synced_at_the_next_checkpo
     assert store._queues.dirty_topics() == {"t"}
 
 
-def test_the_store_time_of_a_hidden_message_is_known(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_store_time_of_a_hidden_message_is_returned(open_store: Open, put: Put, clock: ManualClock) -> None:
     """An archive round needs the time to put the message under its day."""
     store = open_store()
     put(store)
@@ -113,7 +111,7 @@ def test_the_store_time_of_a_hidden_message_is_known(open_store: Open, put: Put,
     assert store.store_time("t", 0, 0) == clock.now_ms()
 
 
-def test_a_queue_that_goes_on_above_its_archive_can_be_archived(open_store: Open, put: Put) -> None:
+def test_queue_raised_above_its_archive_can_be_archived(open_store: Open, put: Put) -> None:
     """In an older copy of the log, messages below the hole are hidden and must not block further rounds."""
     store = open_store()
     put(store)
@@ -124,7 +122,7 @@ def test_a_queue_that_goes_on_above_its_archive_can_be_archived(open_store: Open
     assert store.entries("t", 0, store.max_physical_offset)[0].first_offset == 5
 
 
-def test_a_record_whose_last_page_and_crc_were_lost_ends_the_log(
+def test_record_without_last_page_and_crc_ends_the_log(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
     store = open_store()

@@ -72,7 +72,7 @@ def assert_same(pair: Pair) -> None:
     assert bodies(pair.slave, 0, "other") == bodies(pair.master, 0, "other")
 
 
-def test_what_comes_again_is_read_from_0_on_and_nothing_of_before_is() -> None:
+def test_recreated_topic_shows_only_its_new_messages_from_zero() -> None:
     pair = Pair()
     for number in range(5):
         pair.put(0, b"old %d" % number)
@@ -89,7 +89,7 @@ def test_what_comes_again_is_read_from_0_on_and_nothing_of_before_is() -> None:
     assert_same(pair)
 
 
-def test_a_queue_that_has_messages_of_the_new_life_keeps_them() -> None:
+def test_queue_with_new_messages_of_a_recreated_topic_keeps_them() -> None:
     """The queue had no old messages, so nothing in the log marks its restart."""
     pair = Pair()
     for number in range(5):
@@ -104,7 +104,7 @@ def test_a_queue_that_has_messages_of_the_new_life_keeps_them() -> None:
     assert bodies(pair.slave, 1) == [(0, b"new"), (1, b"newer")]
 
 
-def test_a_queue_whose_last_old_message_is_the_topics_last_begins_again_after_the_others() -> None:
+def test_queue_with_the_last_old_message_restarts_after_the_others() -> None:
     pair = Pair()
     pair.put(0, b"old")
     pair.put(1, b"old, and the last")
@@ -119,7 +119,7 @@ def test_a_queue_whose_last_old_message_is_the_topics_last_begins_again_after_th
 
 @pytest.mark.parametrize("end", [Pair.kill, Pair.power_cut])
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_ends_the_slave_it_ends_as_its_master(seed: int, end: Callable[[Pair], None]) -> None:
+def test_slave_equals_its_master_after_restarts_and_crashes(seed: int, end: Callable[[Pair], None]) -> None:
     pair = Pair(seed)
     dice = pair.dice
     for number in range(250):
@@ -146,7 +146,7 @@ def test_whatever_ends_the_slave_it_ends_as_its_master(seed: int, end: Callable[
     assert_same(pair)
 
 
-def test_no_other_slave_takes_an_offset_twice_and_no_queue_goes_back_to_its_middle() -> None:
+def test_repeated_or_lower_nonzero_offset_is_refused() -> None:
     pair = Pair(may=False)
     pair.put(0, b"old")
     pair.recreate()

@@ -47,7 +47,7 @@ def same(one: MessageStore, other: MessageStore | dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_of_any_offset_the_place_below_it_to_which_the_log_could_be_cut_is_known(seed: int) -> None:
+def test_record_start_finds_the_truncatable_offset_below(seed: int) -> None:
     master = Master(seed)
     master.run(80)
     store = slave_of(master, SimDisk(seed=seed))
@@ -63,7 +63,7 @@ def test_of_any_offset_the_place_below_it_to_which_the_log_could_be_cut_is_known
 
 @pytest.mark.parametrize("checkpointed", ["below", "above", "between"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_slave_that_cut_its_log_follows_the_next_master(seed: int, checkpointed: str) -> None:
+def test_truncated_slave_follows_the_next_master(seed: int, checkpointed: str) -> None:
     dice, first = random.Random(seed), Master(seed)
     first.run(100)
     common = first.store.max_physical_offset
@@ -153,7 +153,7 @@ def outcomes(master: Master, to: int, prepare: Callable[[MessageStore], None]) -
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])
-def test_a_crash_at_any_step_leaves_the_old_end_or_the_new_one(
+def test_crash_at_any_step_of_truncation_keeps_old_or_new_log_end(
     diverged: tuple[Master, int], checkpointed: bool
 ) -> None:
     master, to = diverged
@@ -185,7 +185,7 @@ def test_a_crash_at_any_step_leaves_the_old_end_or_the_new_one(
     assert calls > 20 and is_decided
 
 
-def test_a_start_that_dies_while_it_ends_a_cut_is_ended_by_the_next(diverged: tuple[Master, int]) -> None:
+def test_crashed_recovery_of_a_truncation_is_completed_by_the_next(diverged: tuple[Master, int]) -> None:
     master, to = diverged
     new = open_store(SimDisk(), ManualClock(), following=True)
     Link(master, new, 7).run(until=to)
@@ -225,7 +225,7 @@ def with_an_evictable_file(disk: SimDisk, **options: Any) -> tuple[MessageStore,
     return store, min(place for place in starts(store, newest.base) if place > newest.base), oldest.path
 
 
-def test_a_file_that_was_to_leave_the_disk_stays_where_a_cut_has_found_it_again(disk: SimDisk) -> None:
+def test_pending_eviction_is_cancelled_by_a_truncation(disk: SimDisk) -> None:
     store, to, path = with_an_evictable_file(disk)
     (first, *_) = store.segments()
     remove = store.take_out(first.base)
@@ -263,9 +263,7 @@ class NotedLock:
 
 
 @pytest.mark.parametrize("call", ["rename", "remove"])
-def test_a_cut_waits_for_a_file_that_is_leaving_the_disk(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_truncation_waits_for_a_file_removal(disk: SimDisk, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """Otherwise, the truncation opens or lists a file during its removal and stops the store."""
     cut_waits, is_leaving, may_leave = threading.Event(), threading.Event(), threading.Event()
     store, to, path = with_an_evictable_file(disk, new_lock=lambda: NotedLock(cut_waits))
@@ -323,7 +321,7 @@ def short(disk: SimDisk, count: int, **changes: Any) -> MessageStore:
     return store
 
 
-def test_below_what_is_confirmed_only_an_operator_cuts(disk: SimDisk) -> None:
+def test_truncation_below_the_confirmed_offset_needs_an_operator(disk: SimDisk) -> None:
     store = short(disk, 5)
     with pytest.raises(TruncationRefused, match=f"below {2 * SIZE} is confirmed"):
         store.truncate(SIZE, epoch=1, floor=2 * SIZE)
@@ -333,14 +331,14 @@ def test_below_what_is_confirmed_only_an_operator_cuts(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("to", [1, SIZE - 1, SIZE + 1, 3 * SIZE + 8, 5 * SIZE + 1, 16_384, 1 << 40, -1])
-def test_a_place_where_no_record_begins_is_refused(disk: SimDisk, to: int) -> None:
+def test_truncation_inside_a_record_is_refused(disk: SimDisk, to: int) -> None:
     store = short(disk, 5)
     with pytest.raises((LogMismatch, TruncationRefused)):
         store.truncate(to, epoch=1, floor=0)
     assert (store.max_offset("t", 0), store.is_following) == (5, True)
 
 
-def test_the_next_lower_place_to_cut_at_is_known(disk: SimDisk) -> None:
+def test_next_lower_truncation_offset_is_found(disk: SimDisk) -> None:
     store = short(disk, 5)
     last = 5 * SIZE
     assert [store.record_start(at) for at in (0, 1, SIZE - 1, SIZE, SIZE + 1)] == [0, 0, 0, SIZE, SIZE]
@@ -359,7 +357,7 @@ def test_the_next_lower_place_to_cut_at_is_known(disk: SimDisk) -> None:
     assert (store.max_physical_offset, store.max_offset("t", 0)) == (6 * SIZE, 6)
 
 
-def test_a_master_cuts_nothing(open_store: Callable[..., MessageStore], put: Callable[..., Any]) -> None:
+def test_master_refuses_truncation(open_store: Callable[..., MessageStore], put: Callable[..., Any]) -> None:
     store = open_store()
     put(store)
     with pytest.raises(StoreNotWritable, match="is a master"):
@@ -367,7 +365,7 @@ def test_a_master_cuts_nothing(open_store: Callable[..., MessageStore], put: Cal
     assert store.max_offset("t", 0) == 1
 
 
-def test_a_real_disk_is_cut_as_well(tmp_path: Path) -> None:
+def test_truncation_works_on_a_real_disk(tmp_path: Path) -> None:
     store = MessageStore(small_config(root=tmp_path), RealDisk(), ManualClock())
     store.load(following=True)
     data = b"".join(record(SIZE * number, number) for number in range(5))
@@ -382,7 +380,7 @@ def test_a_real_disk_is_cut_as_well(tmp_path: Path) -> None:
     again.shutdown()
 
 
-def test_what_was_cut_twice_at_one_place_is_kept_twice(disk: SimDisk) -> None:
+def test_two_truncations_at_one_offset_keep_both_tails(disk: SimDisk) -> None:
     store = short(disk, 2)
     store.append_replica(record(2 * SIZE, 2), 2 * SIZE)
     store.truncate(2 * SIZE, epoch=1, floor=0)
@@ -393,7 +391,7 @@ def test_what_was_cut_twice_at_one_place_is_kept_twice(disk: SimDisk) -> None:
     assert store.truncate(2 * SIZE, epoch=1, floor=0) is None
 
 
-def test_where_it_can_not_be_kept_nothing_is_cut(disk: SimDisk) -> None:
+def test_log_is_not_truncated_if_its_tail_cannot_be_kept(disk: SimDisk) -> None:
     store, append = short(disk, 5), disk.append
 
     def full(path: Path, data: bytes) -> None:
@@ -411,7 +409,7 @@ def test_where_it_can_not_be_kept_nothing_is_cut(disk: SimDisk) -> None:
     assert store.max_offset("t", 0) == 1
 
 
-def test_a_cut_that_fails_half_way_stops_the_store_and_the_next_start_ends_it(disk: SimDisk) -> None:
+def test_failed_truncation_stops_the_store_until_restart_completes_it(disk: SimDisk) -> None:
     store = short(disk, 5)
     disk.fail_sync = lambda path: "commitlog" in str(path) and disk.exists(Path("/store/truncation"))
     with pytest.raises(StoreNotWritable, match="could not be cut"):
@@ -424,7 +422,7 @@ def test_a_cut_that_fails_half_way_stops_the_store_and_the_next_start_ends_it(di
     assert open_store(disk, ManualClock(), following=True).max_physical_offset == SIZE
 
 
-def test_no_start_goes_on_behind_a_cut_whose_checkpoint_has_no_room(disk: SimDisk) -> None:
+def test_start_after_truncation_needs_space_for_its_checkpoint(disk: SimDisk) -> None:
     """Without the checkpoint, the next start would truncate again and lose newer records."""
     store = short(disk, 5)
     store.checkpoint()
@@ -451,7 +449,7 @@ def test_no_start_goes_on_behind_a_cut_whose_checkpoint_has_no_room(disk: SimDis
 # -- syncs and readers
 
 
-def test_a_sync_that_was_on_its_way_says_nothing_of_what_came_after_the_cut(disk: SimDisk) -> None:
+def test_sync_from_before_a_truncation_covers_no_later_record(disk: SimDisk) -> None:
     store = short(disk, 5)
     late = store.flush()
     store.truncate(SIZE, epoch=1, floor=0)
@@ -464,7 +462,7 @@ def test_a_sync_that_was_on_its_way_says_nothing_of_what_came_after_the_cut(disk
 
 
 @pytest.mark.parametrize("confirmed", [0, SIZE, SIZE + 3, 2 * SIZE, 4 * SIZE])
-def test_after_a_cut_and_after_a_start_readers_see_what_is_confirmed(disk: SimDisk, confirmed: int) -> None:
+def test_readers_see_confirmed_messages_after_truncation_and_restart(disk: SimDisk, confirmed: int) -> None:
     heard: list[int] = []
     store = open_store(disk, ManualClock(), following=True, confirmed=0)
     store.append_replica(b"".join(record(SIZE * number, number) for number in range(5)), 0)
@@ -508,7 +506,7 @@ class _OrderedLock:
         self._locks.held.remove(self._number)
 
 
-def test_a_cut_and_the_threads_of_the_store_never_wait_for_each_other(disk: SimDisk) -> None:
+def test_truncation_and_store_threads_do_not_deadlock(disk: SimDisk) -> None:
     """No two locks are ever acquired in both orders."""
     locks = OrderedLocks()
     store = MessageStore(small_config(), disk, ManualClock(), locks.new)

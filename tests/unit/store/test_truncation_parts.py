@@ -56,7 +56,7 @@ def followed(disk: SimDisk, queues: int) -> tuple[MessageStore, int]:
     return slave, shared
 
 
-def test_cut_copies_the_tail_only_on_the_thread() -> None:
+def test_truncation_copies_the_tail_only_on_the_thread() -> None:
     disk = CountingDisk()
     slave, shared = followed(disk, 60)
     tail, on_threads = slave.max_physical_offset - shared, 0
@@ -75,7 +75,7 @@ def test_cut_copies_the_tail_only_on_the_thread() -> None:
 
 @pytest.mark.parametrize("place", ["store.truncate", "store.checkpoint", "store.flush"])
 @pytest.mark.parametrize("seed", range(4))
-def test_power_cut_during_a_cut_ends_at_either_end(place: str, seed: int) -> None:
+def test_power_cut_during_truncation_keeps_old_or_new_log_end(place: str, seed: int) -> None:
     disk = SimDisk(seed=seed)
     slave, shared = followed(disk, 8)
     slave.after_flush(slave.flush())
@@ -90,7 +90,7 @@ def test_power_cut_during_a_cut_ends_at_either_end(place: str, seed: int) -> Non
     assert [again.max_offset("orders", queue) for queue in range(8)] == [messages] * 8
 
 
-def test_cancelled_cut_runs_to_its_end() -> None:
+def test_cancelled_truncation_is_completed() -> None:
     disk = SimDisk()
     slave, shared = followed(disk, 8)
     begun, may_go_on = threading.Event(), threading.Event()
@@ -124,7 +124,7 @@ class UnsyncedDecision(SimDisk):
             raise OSError(errno.EIO, "Input/output error", str(path))
 
 
-def test_store_takes_nothing_after_a_decision_of_unknown_outcome() -> None:
+def test_store_refuses_writes_after_a_truncation_of_unknown_outcome() -> None:
     disk = UnsyncedDecision()
     slave, shared = followed(disk, 8)
     with pytest.raises(StoreNotWritable):
@@ -171,7 +171,7 @@ def with_many_queues(root: Path, disk: RealDisk, queues: int) -> tuple[MessageSt
     return slave, queues * size
 
 
-def test_no_turn_of_a_cut_touches_a_file_or_each_of_many_queues(memory_directory: Path) -> None:
+def test_truncation_turns_touch_no_file_and_not_every_queue(memory_directory: Path) -> None:
     queues, disk = 10_000, WatchedDisk()
     slave, shared = with_many_queues(memory_directory, disk, queues)
 
@@ -198,7 +198,7 @@ def in_steps(slave: MessageStore, shared: int, between: Callable[[], None]) -> N
         between()
 
 
-def test_readers_see_the_store_below_the_cut_until_it_is_done() -> None:
+def test_readers_see_the_store_below_the_truncation_meanwhile() -> None:
     slave, shared = followed(SimDisk(), 8)
     ends = list[int]()
 
@@ -256,7 +256,7 @@ def test_store_refuses_every_change_while_its_files_are_recovered() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_threads_of_the_store_disturb_no_cut(seed: int) -> None:
+def test_store_threads_do_not_disturb_a_truncation(seed: int) -> None:
     """Sync, upkeep and file preparation run at every step. Then the slave follows its master again and recovers."""
     master, disk = Master(seed), SimDisk(seed=seed)
     slave = opened(disk)
@@ -283,7 +283,7 @@ def test_threads_of_the_store_disturb_no_cut(seed: int) -> None:
         assert store.max_physical_offset == elected.store.max_physical_offset
 
 
-def test_store_fails_where_a_cut_meets_what_nobody_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_in_a_truncation_stops_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
     slave, shared = followed(disk, 8)
 
@@ -301,7 +301,7 @@ def test_store_fails_where_a_cut_meets_what_nobody_expects(monkeypatch: pytest.M
     assert opened(disk.copy()).max_physical_offset == shared
 
 
-def test_budget_of_new_queue_files_holds_after_a_cut() -> None:
+def test_budget_of_new_queue_files_holds_after_a_truncation() -> None:
     slave, shared = followed(SimDisk(), 2)
     slave.truncate(shared, epoch=1, floor=shared)
     slave.lead()
@@ -312,7 +312,7 @@ def test_budget_of_new_queue_files_holds_after_a_cut() -> None:
         queue.make_room()
 
 
-def test_periodic_work_does_not_wait_for_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_periodic_work_does_not_wait_for_a_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that waits for a minute is reported as hanging."""
     slave, shared = followed(SimDisk(), 8)
     begun, may_end, recover = threading.Event(), threading.Event(), MessageStore._recover

@@ -15,7 +15,7 @@ LOOPS = [pytest.param(asyncio.new_event_loop, id="asyncio"), pytest.param(uvloop
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_what_is_due_at_once_may_be_asked_for_later_and_what_is_due_later_at_once(
+def test_alarm_rings_once_at_the_earliest_of_immediate_and_later_times(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     """On uvloop an immediate callback is no timer and has no time to compare with."""

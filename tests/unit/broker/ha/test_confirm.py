@@ -78,7 +78,7 @@ def with_b(rules: ConfirmRules = AVAILABLE, *members: int) -> tuple[Confirm, obj
 # -- which members count
 
 
-def test_confirm_is_the_least_end_of_the_sync_state_set() -> None:
+def test_confirm_is_the_lowest_end_of_the_sync_state_set() -> None:
     confirm = master(B, C)
     b, c = connect(confirm, B, 0), connect(confirm, C, 0)
     confirm.appended(300)
@@ -91,7 +91,7 @@ def test_confirm_is_the_least_end_of_the_sync_state_set() -> None:
     assert confirm.value == 300
 
 
-def test_an_acknowledgement_waits_for_every_member_and_not_for_a_quorum() -> None:
+def test_acknowledgement_needs_every_in_sync_member_and_not_a_quorum() -> None:
     """A and C have the message, C dies, the set becomes {A, B}, A dies: B must have it."""
     confirm, b = with_b(AVAILABLE, C)
     confirm.appended(1100)
@@ -103,7 +103,7 @@ def test_an_acknowledgement_waits_for_every_member_and_not_for_a_quorum() -> Non
     assert confirm.value == 1100
 
 
-def test_who_is_not_in_the_sync_state_set_neither_holds_nor_moves_confirm() -> None:
+def test_member_outside_the_sync_state_set_neither_holds_nor_moves_confirm() -> None:
     confirm, b = with_b()
     c = connect(confirm, C, 0)
     confirm.appended(1100)
@@ -113,7 +113,7 @@ def test_who_is_not_in_the_sync_state_set_neither_holds_nor_moves_confirm() -> N
     assert confirm.value == 1100
 
 
-def test_a_member_that_is_away_holds_confirm() -> None:
+def test_disconnected_in_sync_member_holds_confirm() -> None:
     """An isolated master must not acknowledge alone, whatever its slaves had when they were last connected."""
     confirm, b = with_b()
     confirm.disconnected(B, b, 1.0)
@@ -122,7 +122,7 @@ def test_a_member_that_is_away_holds_confirm() -> None:
     assert confirm.held(1.0) == (Held.AWAY, B)
 
 
-def test_what_a_member_reported_on_an_older_connection_counts_no_more() -> None:
+def test_report_on_an_older_connection_is_ignored() -> None:
     """The member may have lost its memory in between."""
     confirm, old = with_b(AVAILABLE, C)
     c = connect(confirm, C, 1000)
@@ -139,7 +139,7 @@ def test_what_a_member_reported_on_an_older_connection_counts_no_more() -> None:
     assert confirm.value == 1100
 
 
-def test_the_end_of_an_older_connection_does_not_take_away_the_present_one() -> None:
+def test_end_of_an_older_connection_keeps_the_present_one() -> None:
     confirm, old = with_b()
     new = connect(confirm, B, 1000)
     confirm.disconnected(B, old, 1.0)
@@ -148,7 +148,7 @@ def test_the_end_of_an_older_connection_does_not_take_away_the_present_one() -> 
     assert confirm.value == 1100
 
 
-def test_confirm_never_runs_backwards() -> None:
+def test_confirm_never_decreases() -> None:
     confirm, _ = with_b()
     connect(confirm, B, 900)
     assert confirm.value == 1000
@@ -157,14 +157,14 @@ def test_confirm_never_runs_backwards() -> None:
 
 
 @pytest.mark.parametrize("end", [1101, 999])
-def test_a_slave_that_has_more_than_there_is_or_less_than_it_had_is_not_believed(end: int) -> None:
+def test_report_above_the_log_end_or_below_an_earlier_report_is_refused(end: int) -> None:
     confirm, b = with_b()
     confirm.appended(1100)
     assert not confirm.reported(B, b, end, 1.0)
     assert confirm.value == 1000
 
 
-def test_a_master_that_is_alone_confirms_what_it_has() -> None:
+def test_lone_master_confirms_its_whole_log() -> None:
     confirm = master()
     confirm.appended(70)
     assert confirm.value == 70
@@ -174,7 +174,7 @@ def test_a_master_that_is_alone_confirms_what_it_has() -> None:
 # -- while a change is pending
 
 
-def test_while_a_grow_is_under_way_the_new_member_counts_already() -> None:
+def test_pending_grow_counts_the_new_member_already() -> None:
     """The grow was applied and its answer lost: A would acknowledge alone, and B be elected."""
     confirm = master(own_end=1000)
     b = connect(confirm, B, 1000)
@@ -186,7 +186,7 @@ def test_while_a_grow_is_under_way_the_new_member_counts_already() -> None:
     assert confirm.value == 1100
 
 
-def test_a_grow_of_unknown_outcome_counts_until_its_epoch_is_read() -> None:
+def test_grow_of_unknown_outcome_counts_until_its_epoch_is_read() -> None:
     confirm = master(own_end=1000)
     b = connect(confirm, B, 1000)
     confirm.asked({A, B})
@@ -199,7 +199,7 @@ def test_a_grow_of_unknown_outcome_counts_until_its_epoch_is_read() -> None:
     assert confirm.held(3.0) == (Held.AWAY, B)
 
 
-def test_while_a_shrink_is_under_way_who_is_to_leave_counts_still() -> None:
+def test_pending_shrink_still_counts_the_leaving_member() -> None:
     """The request did not arrive: B is a member and may be elected."""
     confirm, b = with_b()
     confirm.disconnected(B, b, 1.0)
@@ -211,7 +211,7 @@ def test_while_a_shrink_is_under_way_who_is_to_leave_counts_still() -> None:
     assert confirm.value == 1100
 
 
-def test_a_refused_change_is_no_change() -> None:
+def test_refused_change_has_no_effect() -> None:
     confirm = master(own_end=1000)
     b = connect(confirm, B, 1000)
     confirm.asked({A, B})
@@ -221,7 +221,7 @@ def test_a_refused_change_is_no_change() -> None:
     assert (confirm.value, confirm.is_altering) == (1100, False)
 
 
-def test_a_change_asked_for_twice_is_refused_only_when_both_were() -> None:
+def test_change_requested_twice_is_refused_only_if_both_requests_are() -> None:
     """The first request is still in flight."""
     confirm = master(own_end=1000)
     b = connect(confirm, B, 1000)
@@ -235,7 +235,7 @@ def test_a_change_asked_for_twice_is_refused_only_when_both_were() -> None:
     assert (confirm.value, confirm.is_altering) == (1100, False)
 
 
-def test_the_late_refusal_of_an_older_change_ends_no_present_one() -> None:
+def test_late_refusal_of_an_older_change_does_not_end_the_pending_one() -> None:
     confirm = master(own_end=1000)
     b = connect(confirm, B, 1000)
     assert confirm.asked({A, B}) == 5
@@ -247,7 +247,7 @@ def test_the_late_refusal_of_an_older_change_ends_no_present_one() -> None:
     assert (confirm.value, confirm.is_altering) == (1000, True)
 
 
-def test_of_several_changes_from_one_epoch_each_may_be_in_force() -> None:
+def test_each_of_several_changes_from_one_epoch_may_be_in_force() -> None:
     confirm = master(own_end=1000)
     b, c = connect(confirm, B, 1000), connect(confirm, C, 1000)
     confirm.asked({A, B})
@@ -259,7 +259,7 @@ def test_of_several_changes_from_one_epoch_each_may_be_in_force() -> None:
     assert confirm.value == 1100
 
 
-def test_a_slave_that_fell_behind_confirm_can_not_be_asked_for() -> None:
+def test_slave_that_fell_behind_confirm_cannot_be_requested() -> None:
     confirm = master(own_end=1000)
     connection = object()
     confirm.connected(B, connection, 0.0)
@@ -270,7 +270,7 @@ def test_a_slave_that_fell_behind_confirm_can_not_be_asked_for() -> None:
         confirm.asked({A, B})
 
 
-def test_no_second_change_is_wished_for_while_one_is_under_way() -> None:
+def test_no_second_change_is_requested_while_one_is_pending() -> None:
     confirm = master(own_end=1000)
     connect(confirm, B, 1000)
     confirm.asked({A, B})
@@ -281,7 +281,7 @@ def test_no_second_change_is_wished_for_while_one_is_under_way() -> None:
 # -- sync-state sets that are read
 
 
-def test_an_older_sync_state_set_changes_nothing() -> None:
+def test_older_sync_state_set_is_ignored() -> None:
     confirm, _ = with_b()
     assert confirm.read(7, sss(4, A), 1.0)
     assert confirm.read(6, sss(9, A), 1.0), "of the epoch before this master"
@@ -289,7 +289,7 @@ def test_an_older_sync_state_set_changes_nothing() -> None:
     assert confirm.value == 1000
 
 
-def test_a_master_that_reads_of_another_one_acknowledges_nothing_more() -> None:
+def test_master_that_reads_of_a_newer_master_stops_acknowledging() -> None:
     confirm, b = with_b()
     assert not confirm.read(8, sss(6, B), 1.0)
     confirm.appended(1100)
@@ -299,20 +299,20 @@ def test_a_master_that_reads_of_another_one_acknowledges_nothing_more() -> None:
     assert confirm.wish(9.0) is None
 
 
-def test_a_master_that_is_not_in_its_own_set_acknowledges_nothing_more() -> None:
+def test_master_outside_its_own_set_stops_acknowledging() -> None:
     confirm, _ = with_b()
     assert not confirm.read(7, sss(6, B), 1.0)
     assert confirm.acknowledged(1.0) == -1
 
 
-def test_two_sets_under_one_epoch_stop_the_master() -> None:
+def test_different_sets_of_one_epoch_stop_the_master() -> None:
     """The controller's state was restored from a backup."""
     confirm, _ = with_b()
     assert not confirm.read(7, sss(5, A, C), 1.0)
     assert confirm.acknowledged(1.0) == -1
 
 
-def test_apaches_controller_forgets_a_member_and_leaves_the_epoch_as_it_was() -> None:
+def test_apache_controller_removes_a_member_without_a_new_epoch() -> None:
     """After `mqadmin cleanBrokerMetadata` the master stops waiting for the removed member and stays the master."""
     confirm = master(B, C, rules=SYNC)
     confirm.connected(B, "b", 0.0)
@@ -329,13 +329,13 @@ def test_apaches_controller_forgets_a_member_and_leaves_the_epoch_as_it_was() ->
     assert confirm.acknowledged(3.0) == -1
 
 
-def test_neves_controller_has_another_epoch_for_each_set() -> None:
+def test_neve_controller_uses_a_new_epoch_for_each_set() -> None:
     confirm = master(B, C, rules=SYNC)
     assert not confirm.read(7, sss(5, A, B), 1.0)
     assert confirm.acknowledged(1.0) == -1
 
 
-def test_a_member_that_the_controller_took_out_holds_confirm_no_more() -> None:
+def test_member_removed_by_the_controller_no_longer_holds_confirm() -> None:
     confirm, b = with_b()
     confirm.disconnected(B, b, 1.0)
     confirm.appended(1100)
@@ -346,7 +346,7 @@ def test_a_member_that_the_controller_took_out_holds_confirm_no_more() -> None:
 # -- too few in-sync replicas
 
 
-def test_confirm_stands_still_while_the_set_is_too_small() -> None:
+def test_confirm_does_not_advance_while_the_set_is_too_small() -> None:
     """Otherwise: shrunk to {A}, acknowledged on one copy, A's disk dies."""
     confirm, _ = with_b(SYNC)
     assert confirm.read(7, sss(6, A), 1.0)
@@ -356,7 +356,7 @@ def test_confirm_stands_still_while_the_set_is_too_small() -> None:
     assert confirm.held(1.0) == (Held.TOO_FEW, 0)
 
 
-def test_sync_never_asks_for_a_set_below_its_minimum() -> None:
+def test_sync_never_requests_a_set_below_its_minimum() -> None:
     confirm, b = with_b(SYNC)
     confirm.disconnected(B, b, 1.0)
     assert confirm.wish(60.0) is None
@@ -364,7 +364,7 @@ def test_sync_never_asks_for_a_set_below_its_minimum() -> None:
         confirm.asked({A})
 
 
-def test_of_three_in_sync_one_may_leave_and_the_one_that_is_gone_longer_does() -> None:
+def test_sync_removes_the_member_that_disconnected_first() -> None:
     confirm, b = with_b(SYNC, C)
     c = connect(confirm, C, 1000)
     confirm.disconnected(C, c, 1.0)
@@ -372,7 +372,7 @@ def test_of_three_in_sync_one_may_leave_and_the_one_that_is_gone_longer_does() -
     assert ticks(confirm, 1.0, 4) == group(A, B)
 
 
-def test_in_sync_one_that_came_may_take_the_place_of_one_that_is_gone() -> None:
+def test_sync_replaces_a_disconnected_member_by_a_new_one() -> None:
     confirm, b = with_b(SYNC)
     connect(confirm, C, 1000)
     confirm.disconnected(B, b, 1.0)
@@ -380,7 +380,7 @@ def test_in_sync_one_that_came_may_take_the_place_of_one_that_is_gone() -> None:
     assert wishes == [group(A, B, C)] * 4 + [group(A, C)]
 
 
-def test_a_first_master_in_sync_confirms_nothing_before_the_grow_is_read() -> None:
+def test_first_sync_master_confirms_nothing_before_the_grow_is_read() -> None:
     confirm = master(rules=SYNC, own_end=100, confirm=40)
     b = connect(confirm, B, 100)
     assert (confirm.value, confirm.may_append()) == (40, False)
@@ -394,7 +394,7 @@ def test_a_first_master_in_sync_confirms_nothing_before_the_grow_is_read() -> No
 
 
 @pytest.mark.parametrize(("replication", "least"), [(Replication.SYNC, 1), (Replication.SYNC_AVAILABLE, 0)])
-def test_a_minimum_that_promises_nothing_is_refused(replication: Replication, least: int) -> None:
+def test_minimum_without_a_guarantee_is_refused(replication: Replication, least: int) -> None:
     with pytest.raises(ValueError, match="minInSyncReplicas"):
         ConfirmRules(replication, min_in_sync=least)
 
@@ -402,7 +402,7 @@ def test_a_minimum_that_promises_nothing_is_refused(replication: Replication, le
 # -- joining and leaving
 
 
-def test_a_slave_joins_with_all_that_is_confirmed_and_the_begin_of_the_epoch() -> None:
+def test_slave_joins_only_with_the_confirmed_log_and_the_epoch_start() -> None:
     confirm = master(rules=SYNC, own_end=1000, confirm=900)
     b = connect(confirm, B, 900)
     assert confirm.wish(0.0) is None, "it lacks the begin of this epoch"
@@ -410,7 +410,7 @@ def test_a_slave_joins_with_all_that_is_confirmed_and_the_begin_of_the_epoch() -
     assert confirm.wish(0.5) == group(A, B)
 
 
-def test_a_learner_never_joins() -> None:
+def test_learner_never_joins_the_set() -> None:
     confirm = master(own_end=1000)
     connection = object()
     confirm.connected(B, connection, 0.0, is_learner=True)
@@ -418,14 +418,14 @@ def test_a_learner_never_joins() -> None:
     assert confirm.wish(0.0) is None
 
 
-def test_a_silent_slave_leaves_after_its_time() -> None:
+def test_silent_slave_leaves_after_the_timeout() -> None:
     confirm, _ = with_b()
     confirm.appended(1100)
     assert [confirm.wish(now) for now in (1.0, 2.0, 3.0)] == [None, None, None]
     assert confirm.wish(4.0) == group(A)
 
 
-def test_an_idle_slave_that_has_everything_stays() -> None:
+def test_idle_slave_with_the_whole_log_stays_in_sync() -> None:
     confirm, b = with_b()
     assert {confirm.wish(float(now)) for now in range(60)} == {None}
     confirm.appended(1100)
@@ -435,7 +435,7 @@ def test_an_idle_slave_that_has_everything_stays() -> None:
     assert {confirm.wish(float(now)) for now in range(62, 90)} == {None}
 
 
-def test_a_slave_that_keeps_pace_stays_though_it_never_has_everything() -> None:
+def test_slave_that_keeps_pace_stays_although_it_always_lags_a_little() -> None:
     confirm, b = with_b()
     for second in range(1, 60):
         confirm.appended(1000 + 100 * second)
@@ -443,7 +443,7 @@ def test_a_slave_that_keeps_pace_stays_though_it_never_has_everything() -> None:
         assert confirm.wish(float(second)) is None
 
 
-def test_a_slave_that_falls_ever_further_behind_leaves() -> None:
+def test_slave_that_falls_further_and_further_behind_leaves() -> None:
     confirm, b = with_b()
     wishes = []
     for second in range(1, 20):
@@ -453,13 +453,13 @@ def test_a_slave_that_falls_ever_further_behind_leaves() -> None:
     assert group(A) in wishes
 
 
-def test_a_member_that_lost_what_was_confirmed_leaves_at_once() -> None:
+def test_member_that_lost_confirmed_bytes_leaves_at_once() -> None:
     confirm, _ = with_b()
     connect(confirm, B, 900)
     assert confirm.wish(0.1) == group(A)
 
 
-def test_where_the_master_stood_still_it_was_not_the_slaves_that_were_silent() -> None:
+def test_suspended_master_does_not_count_its_own_pause_as_slave_silence() -> None:
     confirm, _ = with_b()
     assert confirm.wish(1.0) is None
     confirm.appended(1100)
@@ -468,7 +468,7 @@ def test_where_the_master_stood_still_it_was_not_the_slaves_that_were_silent() -
     assert confirm.wish(34.5) == group(A)
 
 
-def test_a_busy_master_that_is_alone_waits_a_round_trip_for_who_is_nearly_there() -> None:
+def test_lone_busy_master_waits_a_round_trip_for_a_nearly_caught_up_slave() -> None:
     """Otherwise a slave that is always one message behind would never be in sync."""
     confirm = master(own_end=1000)
     b = connect(confirm, B, 0)
@@ -488,7 +488,7 @@ def test_a_busy_master_that_is_alone_waits_a_round_trip_for_who_is_nearly_there(
     assert confirm.value == 1300
 
 
-def test_who_is_waited_for_and_does_not_come_is_let_go_and_left_alone() -> None:
+def test_wait_for_a_nearly_caught_up_slave_ends_after_a_time_limit() -> None:
     confirm = master(own_end=1000)
     b = connect(confirm, B, 0)
     confirm.appended(1100)
@@ -511,7 +511,7 @@ def test_who_is_waited_for_and_does_not_come_is_let_go_and_left_alone() -> None:
     assert confirm.value == 1400
 
 
-def test_who_is_waited_for_and_leaves_is_let_go_at_once() -> None:
+def test_wait_for_a_nearly_caught_up_slave_ends_when_it_disconnects() -> None:
     confirm = master(own_end=1000)
     b = connect(confirm, B, 0)
     confirm.appended(1100)
@@ -522,7 +522,7 @@ def test_who_is_waited_for_and_leaves_is_let_go_at_once() -> None:
     assert confirm.value == 1200
 
 
-def test_who_is_far_behind_is_not_waited_for() -> None:
+def test_slave_that_is_far_behind_is_not_waited_for() -> None:
     confirm = master(own_end=1000)
     b = connect(confirm, B, 0)
     confirm.appended(1100)
@@ -534,13 +534,13 @@ def test_who_is_far_behind_is_not_waited_for() -> None:
 # -- async
 
 
-def test_async_confirms_what_the_master_has() -> None:
+def test_async_confirms_the_masters_whole_log() -> None:
     confirm = master(B, rules=ASYNC)
     confirm.appended(500)
     assert (confirm.value, confirm.acknowledged(1.0)) == (500, 500)
 
 
-def test_async_stops_to_acknowledge_when_controllers_and_slaves_are_lost() -> None:
+def test_async_master_stops_acknowledging_without_controllers_and_slaves() -> None:
     """Another master may have been elected, and no other log would have the acknowledged messages."""
     confirm = master(B, rules=ASYNC)
     b = connect(confirm, B, 0)
@@ -555,13 +555,13 @@ def test_async_stops_to_acknowledge_when_controllers_and_slaves_are_lost() -> No
     assert confirm.acknowledged(31.0) == 0
 
 
-def test_async_without_another_member_goes_on_without_a_controller() -> None:
+def test_async_single_member_needs_no_controller() -> None:
     confirm = master(rules=ASYNC, alone=True)
     confirm.appended(500)
     assert confirm.acknowledged(1e6) == 500
 
 
-def test_in_async_a_slave_joins_once_it_has_caught_up_and_leaves_when_it_falls_behind() -> None:
+def test_async_slave_joins_when_caught_up_and_leaves_when_it_falls_behind() -> None:
     confirm = master(rules=ASYNC, own_end=1000)
     b = connect(confirm, B, 0)
     confirm.appended(1100)
@@ -578,7 +578,7 @@ def test_in_async_a_slave_joins_once_it_has_caught_up_and_leaves_when_it_falls_b
 # -- fsynced offsets
 
 
-def test_what_is_archived_is_on_every_disk_of_the_set() -> None:
+def test_archivable_limit_is_fsynced_on_every_in_sync_replica() -> None:
     confirm = master(B, C, own_end=1000)
     assert confirm.synced(1000) == -1
     b, c = connect(confirm, B, 1000), connect(confirm, C, 1000)
@@ -589,7 +589,7 @@ def test_what_is_archived_is_on_every_disk_of_the_set() -> None:
     assert confirm.synced(600) == 600
 
 
-def test_nothing_is_archived_above_what_is_confirmed() -> None:
+def test_archivable_limit_is_at_most_the_confirmed_offset() -> None:
     confirm = master(B, own_end=1000, confirm=400)
     b = connect(confirm, B, 1000)
     confirm.reported(B, b, 1000, 1.0, synced=1000)
@@ -598,7 +598,7 @@ def test_nothing_is_archived_above_what_is_confirmed() -> None:
     assert (sync.synced(1000), sync.archivable(1000)) == (1000, 400), "one alone confirms nothing"
 
 
-def test_where_nothing_waits_for_slaves_nobody_joins_who_lacks_what_is_archived() -> None:
+def test_async_slave_that_lacks_archived_messages_does_not_join() -> None:
     """If it were elected, only the archive would have these messages."""
     confirm = master(rules=ASYNC, own_end=1000)
     b = connect(confirm, B, 900)
@@ -618,7 +618,7 @@ def test_where_nothing_waits_for_slaves_nobody_joins_who_lacks_what_is_archived(
 # -- waiting requests
 
 
-def test_who_waits_is_answered_once_confirm_is_there_or_their_time_is_up() -> None:
+def test_waiting_requests_are_released_by_confirm_or_by_their_timeout() -> None:
     waiting = Waiting[str](timeout=3.0)
     waiting.add(200, "second", 0.0)
     waiting.add(100, "first", 0.0)
@@ -631,7 +631,7 @@ def test_who_waits_is_answered_once_confirm_is_there_or_their_time_is_up() -> No
     assert len(waiting) == 0
 
 
-def test_who_waits_is_told_when_the_master_is_none_any_more() -> None:
+def test_waiting_requests_are_all_released_when_the_master_is_deposed() -> None:
     waiting = Waiting[int](timeout=3.0)
     for end in (5, 3, 9):
         waiting.add(end, end, 0.0)
@@ -783,7 +783,7 @@ class _World:
 
 
 @pytest.mark.parametrize("rules", [SYNC, AVAILABLE], ids=["sync", "sync-available"])
-def test_who_could_be_elected_has_what_is_confirmed_whatever_gets_lost(rules: ConfirmRules) -> None:
+def test_every_electable_member_has_the_confirmed_log_under_any_losses(rules: ConfirmRules) -> None:
     confirmed = 0
     for seed in range(600):
         world = _World(seed, rules)

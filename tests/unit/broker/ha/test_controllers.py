@@ -83,7 +83,7 @@ def run(main: object) -> None:
     asyncio.run(asyncio.wait_for(main, 30))  # type: ignore[arg-type]
 
 
-def test_a_member_joins_is_elected_and_alters_the_set(tmp_path: Path) -> None:
+def test_member_registers_is_elected_and_alters_the_set(tmp_path: Path) -> None:
     async def main() -> None:
         async with controller(tmp_path) as address:
             controllers = to(address)
@@ -110,7 +110,7 @@ def test_a_member_joins_is_elected_and_alters_the_set(tmp_path: Path) -> None:
     run(main())
 
 
-def test_who_is_told_of_a_later_life_of_its_directory_is_a_copy_or_comes_too_early(tmp_path: Path) -> None:
+def test_unknown_later_incarnation_is_retried_and_a_known_one_is_disowned(tmp_path: Path) -> None:
     async def main() -> None:
         async with controller(tmp_path) as address:
             controllers = to(address)
@@ -125,7 +125,7 @@ def test_who_is_told_of_a_later_life_of_its_directory_is_a_copy_or_comes_too_ear
     run(main())
 
 
-def test_a_controller_that_is_away_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_unreachable_controller_is_skipped_and_reported(tmp_path: Path) -> None:
     async def main() -> None:
         (nobody,) = free_ports(1)
         async with controller(tmp_path) as address:
@@ -166,7 +166,7 @@ def says(code: ResponseCode, **ext: str) -> Answers:
     return lambda _, request: RemotingCommand.response(request, code, ext=ext)
 
 
-def test_apaches_controller_is_refused_to_who_may_lose_what_it_acknowledged() -> None:
+def test_apache_controller_is_refused_if_acknowledged_messages_may_be_lost() -> None:
     """It cannot tell two incarnations of a member apart and would elect one that lost its memory."""
 
     async def main() -> None:
@@ -183,7 +183,7 @@ def test_apaches_controller_is_refused_to_who_may_lose_what_it_acknowledged() ->
     run(main())
 
 
-def test_who_does_not_lead_apaches_controllers_is_passed_over() -> None:
+def test_apache_controller_that_is_not_the_leader_is_skipped() -> None:
     async def main() -> None:
         async with (
             stock(says(ResponseCode.CONTROLLER_NOT_LEADER)) as follower,
@@ -200,7 +200,7 @@ def test_who_does_not_lead_apaches_controllers_is_passed_over() -> None:
     run(main())
 
 
-def test_a_change_of_the_set_that_was_not_answered_is_not_asked_of_another_one_as_well() -> None:
+def test_unanswered_set_change_is_not_repeated_at_another_controller() -> None:
     """Another controller may refuse the change while the first one still applies it."""
 
     def goes(connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -218,7 +218,7 @@ def test_a_change_of_the_set_that_was_not_answered_is_not_asked_of_another_one_a
     run(main())
 
 
-def test_a_controller_that_does_not_answer_is_not_told_again_before_it_has() -> None:
+def test_controller_gets_no_second_request_before_it_answers_the_first() -> None:
     """Otherwise each heartbeat would wait there in a task of its own. The other controllers get every heartbeat."""
     heard: list[int] = []
     has_begun = asyncio.Event()
@@ -253,7 +253,7 @@ def test_a_controller_that_does_not_answer_is_not_told_again_before_it_has() -> 
     run(main())
 
 
-def test_who_hung_up_is_heard_again_when_it_asks(tmp_path: Path) -> None:
+def test_closed_connections_are_reopened_by_the_next_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with controller(tmp_path) as address:
             controllers = to(address)
@@ -266,7 +266,7 @@ def test_who_hung_up_is_heard_again_when_it_asks(tmp_path: Path) -> None:
     run(main())
 
 
-def test_who_has_left_connects_to_no_controller_again(tmp_path: Path) -> None:
+def test_closed_controllers_never_reconnect(tmp_path: Path) -> None:
     async def main() -> None:
         async with controller(tmp_path) as address:
             controllers = to(address)
@@ -279,7 +279,7 @@ def test_who_has_left_connects_to_no_controller_again(tmp_path: Path) -> None:
     run(main())
 
 
-def test_one_tries_for_all_who_wait_for_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_share_one_attempt_at_a_hanging_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests arrive more often than an attempt takes: with an attempt each, they would pile up."""
     monkeypatch.setattr(controllers_module, "ASK_S", 0.2)
     came: list[asyncio.StreamWriter] = []
@@ -301,7 +301,7 @@ def test_one_tries_for_all_who_wait_for_a_controller_that_hangs(monkeypatch: pyt
     run(main())
 
 
-def test_only_apaches_controller_may_have_done_what_it_calls_failed() -> None:
+def test_failed_set_change_may_be_applied_only_by_apache_controllers() -> None:
     """It does not recognize a repeated request and fails if the set is already the requested one.
 
     neve's is unchanged.

@@ -17,28 +17,28 @@ DIRECTORY = Path("/store")
 STOCK = b"2\n522188333\n1-0\n2-223129\n"
 
 
-def test_a_new_epoch_from_the_last_ones_start_replaces_it() -> None:
+def test_new_epoch_at_the_start_of_the_last_one_replaces_it() -> None:
     """A master that wrote nothing must leave no epoch that the next one's bytes could be assigned to."""
     cache = EpochCache([(1, 0), (2, 500)])
     assert cache.assign(3, 500)
     assert cache.entries() == ((1, 0), (3, 500))
 
 
-def test_the_same_epoch_again_is_no_news() -> None:
+def test_assigning_the_same_epoch_again_changes_nothing() -> None:
     cache = EpochCache([(1, 0)])
     assert not cache.assign(1, 0)
     assert cache.entries() == ((1, 0),)
 
 
 @pytest.mark.parametrize("entry", [(1, 500), (2, 600), (1, 700), (3, 400), (-1, 900), (4, -1)])
-def test_an_epoch_never_goes_back(entry: tuple[int, int]) -> None:
+def test_epoch_or_start_below_the_last_one_is_refused(entry: tuple[int, int]) -> None:
     cache = EpochCache([(1, 0), (2, 500)])
     with pytest.raises(EpochConflict):
         cache.assign(*entry)
     assert cache.entries() == ((1, 0), (2, 500))
 
 
-def test_each_offset_has_the_epoch_that_it_was_written_in() -> None:
+def test_lookup_returns_the_epoch_in_which_an_offset_was_written() -> None:
     cache = EpochCache([(1, 100), (4, 500)])
     assert cache.at(99) is None
     assert cache.at(100) == (1, 100, 500)
@@ -49,7 +49,7 @@ def test_each_offset_has_the_epoch_that_it_was_written_in() -> None:
     assert (cache.start_of(4), cache.start_of(2)) == (500, None)
 
 
-def test_a_cut_takes_out_the_epochs_that_have_no_byte_left() -> None:
+def test_truncation_removes_the_epochs_without_a_byte() -> None:
     cache = EpochCache([(1, 0), (2, 500), (3, 900)])
     assert cache.truncate(900)
     assert cache.entries() == ((1, 0), (2, 500))
@@ -58,14 +58,14 @@ def test_a_cut_takes_out_the_epochs_that_have_no_byte_left() -> None:
     assert cache.entries() == ()
 
 
-def test_what_begins_above_the_end_of_the_log_is_dropped_at_a_start() -> None:
+def test_load_drops_epochs_that_begin_above_the_log_end() -> None:
     cache = EpochCache([(1, 0), (2, 500), (3, 900)])
     assert not cache.drop_above(900)
     assert cache.drop_above(899)
     assert cache.entries() == ((1, 0), (2, 500))
 
 
-def test_evicted_epochs_are_forgotten_and_the_one_that_is_begun_keeps_its_start() -> None:
+def test_eviction_removes_whole_epochs_and_keeps_a_partial_ones_start() -> None:
     cache = EpochCache([(1, 0), (2, 500), (3, 900)])
     assert not cache.forget_below(499)
     assert cache.forget_below(500)
@@ -92,31 +92,31 @@ def test_evicted_epochs_are_forgotten_and_the_one_that_is_begun_keeps_its_start(
         ([(1, 0)], 300, [], 0, None),
     ],
 )
-def test_two_logs_are_equal_up_to_where_a_common_epoch_ends_in_the_first(
+def test_logs_are_consistent_up_to_the_lower_end_of_a_common_epoch(
     local: list[tuple[int, int]], local_end: int, master: list[tuple[int, int]], master_end: int, point: int | None
 ) -> None:
     assert consistent_point(local, local_end, master, master_end) == point
 
 
-def test_a_former_master_cuts_to_its_confirm_where_rocketmqs_master_goes_on_under_the_old_name() -> None:
+def test_former_master_truncates_to_confirm_if_the_epoch_is_reused() -> None:
     """A wrote 900 to 1000 alone as epoch 2. C was elected for epoch 3 but, without a write, still uses epoch 2."""
     epochs = [(1, 0), (2, 500)]
     assert consistent_point(epochs, 1000, epochs, 1200) == 1000  # the epochs are equal, the bytes are not
     assert cut_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=2, last_confirm=900) == 900
 
 
-def test_who_reconnects_to_the_same_master_cuts_nothing_that_it_acknowledged() -> None:
+def test_reconnecting_to_the_same_master_truncates_nothing() -> None:
     epochs = [(1, 0), (2, 500)]
     assert cut_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=3, last_confirm=900) == 1000
 
 
-def test_a_slave_keeps_what_it_has_above_its_confirm_where_the_names_prove_it() -> None:
+def test_slave_keeps_unconfirmed_bytes_that_the_epochs_prove() -> None:
     """B acknowledged 1000 and knows 900 as confirmed. The epochs of C, elected next, show that C has 1000 as well."""
     local, master = [(1, 0)], [(1, 0), (2, 1000)]
     assert cut_point(local, 1000, master, 1200, master_epoch=2, followed_epoch=1, last_confirm=900) == 1000
 
 
-def test_nothing_in_common_is_no_point_to_cut_to() -> None:
+def test_logs_without_a_common_epoch_have_no_truncation_point() -> None:
     assert cut_point([(1, 0)], 10, [(2, 5)], 10, master_epoch=2, followed_epoch=1, last_confirm=5) is None
 
 
@@ -153,7 +153,7 @@ class _Logs:
 
 @settings(deadline=None)
 @given(st.data())
-def test_after_any_elections_who_follows_has_the_masters_bytes(data: st.DataObject) -> None:
+def test_slave_log_is_a_prefix_of_the_masters_after_any_elections(data: st.DataObject) -> None:
     """Compare the bytes themselves after each handshake."""
     logs = _Logs(3)
     logs.elect(0, 1)
@@ -174,15 +174,15 @@ def test_after_any_elections_who_follows_has_the_masters_bytes(data: st.DataObje
 # -- the file
 
 
-def test_apaches_own_file_is_read() -> None:
+def test_apache_epoch_file_is_read() -> None:
     assert decode_entries(STOCK) == [(1, 0), (2, 223129)]
 
 
-def test_the_file_is_apaches_byte_for_byte() -> None:
+def test_epoch_file_equals_apaches_byte_for_byte() -> None:
     assert encode_entries([(1, 0), (2, 223129)]) == STOCK
 
 
-def test_a_sum_of_zero_is_not_checked_as_in_rocketmq() -> None:
+def test_checksum_of_zero_is_not_checked_as_in_rocketmq() -> None:
     assert decode_entries(b"1\n0\n7-9\n") == [(7, 9)]
 
 
@@ -204,14 +204,14 @@ DAMAGED = [b"", b"x", b"1\n5\n1-0\n", b"2\n0\n1-0\n", b"1\n0\n1_0\n", b"2\n0\n2-
 
 
 @pytest.mark.parametrize("data", DAMAGED)
-def test_a_damaged_file_is_read_from_its_backup(data: bytes) -> None:
+def test_damaged_epoch_file_is_read_from_its_backup(data: bytes) -> None:
     disk = saved([(1, 0), (2, 500)])
     disk.write_atomic(DIRECTORY / FILE_NAME, data)
     assert EpochFile(disk, DIRECTORY).load().entries() == ((1, 0), (2, 500))
 
 
 @pytest.mark.parametrize("data", DAMAGED)
-def test_epochs_that_can_not_be_read_are_no_empty_list(data: bytes) -> None:
+def test_unreadable_epoch_file_raises_instead_of_an_empty_list(data: bytes) -> None:
     disk = SimDisk()
     disk.make_dirs(DIRECTORY)
     disk.write_atomic(DIRECTORY / FILE_NAME, data)

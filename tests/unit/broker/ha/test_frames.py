@@ -67,7 +67,7 @@ FROM_MASTER = [
 ]
 
 
-def test_rocketmqs_frames_are_laid_out_as_its_members_read_them() -> None:
+def test_rocketmq_frames_have_its_members_layout() -> None:
     assert encode_slave_handshake(SlaveHandshake(2, True, False)).hex() == "00000001000100000000000000000002"
     assert encode_ack(0x1234).hex() == "000000020000000000001234"
     assert encode_master_handshake(0x500, [(1, 0), (2, 0x367F9)]).hex() == (
@@ -80,7 +80,7 @@ def test_rocketmqs_frames_are_laid_out_as_its_members_read_them() -> None:
     )  # fmt: skip
 
 
-def test_the_first_four_bytes_tell_a_neve_member_from_a_stock_one() -> None:
+def test_first_four_bytes_distinguish_neve_members_from_stock_ones() -> None:
     ordinals = range(5)
     first = {struct.unpack_from(">i", data)[0] for data in (encode_hello(HELLO), encode_refusal(Refusal("x")))}
     assert first.isdisjoint(ordinals)
@@ -106,7 +106,7 @@ def readers() -> list[tuple[Callable[[], SlaveFrames | MasterFrames], list[tuple
 
 @settings(deadline=None)
 @given(st.data())
-def test_frames_come_out_whole_however_the_bytes_come_in(data: st.DataObject) -> None:
+def test_frames_are_parsed_whole_from_any_division_of_the_bytes(data: st.DataObject) -> None:
     make, known = data.draw(st.sampled_from(readers()))
     chosen = data.draw(st.lists(st.sampled_from(known), max_size=6))
     stream = b"".join(one for one, _ in chosen)
@@ -119,7 +119,7 @@ def test_frames_come_out_whole_however_the_bytes_come_in(data: st.DataObject) ->
 
 
 @pytest.mark.parametrize(("make", "known"), readers())
-def test_frames_come_out_whole_byte_by_byte(
+def test_frames_are_parsed_whole_byte_by_byte(
     make: Callable[[], SlaveFrames | MasterFrames], known: list[tuple[bytes, object]]
 ) -> None:
     reader = make()
@@ -128,7 +128,7 @@ def test_frames_come_out_whole_byte_by_byte(
         assert got == [frame]
 
 
-def test_frames_before_a_fault_are_given_out() -> None:
+def test_frames_before_a_malformed_one_are_returned() -> None:
     reader = SlaveFrames().receive_data(encode_ack(7) + b"garbage!")
     assert next(reader) == Ack(7)
     with pytest.raises(ProtocolError):
@@ -139,14 +139,14 @@ def test_frames_before_a_fault_are_given_out() -> None:
     "stranger", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00", b"\0\0\0\0", b"\0\0\0\3", b"\xff" * 8]
 )
 @pytest.mark.parametrize("make", [SlaveFrames, MasterFrames])
-def test_what_nobody_sends_is_refused_at_its_first_four_bytes(
+def test_unknown_frame_is_refused_at_its_first_four_bytes(
     make: type[SlaveFrames | MasterFrames], stranger: bytes
 ) -> None:
     with pytest.raises(ProtocolError):
         list(make().receive_data(stranger[:4]))
 
 
-def test_a_slave_does_not_speak_as_a_master_does() -> None:
+def test_frames_of_the_other_side_are_refused() -> None:
     with pytest.raises(ProtocolError):
         list(SlaveFrames().receive_data(encode_refusal(Refusal("x"))))
     with pytest.raises(ProtocolError):
@@ -154,23 +154,23 @@ def test_a_slave_does_not_speak_as_a_master_does() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, frames.BODY_MAX + 1, 0x7FFFFFFF])
-def test_a_claimed_length_is_refused_before_its_bytes_come(size: int) -> None:
+def test_oversized_frame_is_refused_at_its_header(size: int) -> None:
     with pytest.raises(ProtocolError):
         list(MasterFrames().receive_data(struct.pack(">ii", frames.TRANSFER, size)))
 
 
 @pytest.mark.parametrize("size", [12 * 1001, 13])
-def test_a_handshake_has_at_most_a_thousand_whole_epochs(size: int) -> None:
+def test_handshake_with_too_many_or_partial_epochs_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
         list(MasterFrames().receive_data(struct.pack(">ii", frames.HANDSHAKE, size)))
 
 
-def test_a_hello_is_bounded_before_its_bytes_come() -> None:
+def test_oversized_hello_is_refused_at_its_header() -> None:
     with pytest.raises(ProtocolError):
         list(SlaveFrames().receive_data(struct.pack(">ii", frames.HELLO, (64 << 10) + 1)))
 
 
-def test_an_unfinished_frame_holds_its_own_bytes_alone() -> None:
+def test_unfinished_frame_buffers_only_its_own_bytes() -> None:
     reader = MasterFrames()
     list(reader.receive_data(encode_transfer_head(frames.BODY_MAX, 0, 1, 0, 0) + b"x" * 100))
     assert reader.held == 136
@@ -179,7 +179,7 @@ def test_an_unfinished_frame_holds_its_own_bytes_alone() -> None:
     assert reader.held == 2
 
 
-def test_of_more_epochs_than_a_handshake_holds_the_newest_go_over() -> None:
+def test_handshake_holds_the_newest_thousand_epochs() -> None:
     data = encode_master_handshake(5000, [(epoch, epoch) for epoch in range(1500)])
     (frame,) = MasterFrames().receive_data(data)
     assert isinstance(frame, MasterHandshake)
@@ -187,7 +187,7 @@ def test_of_more_epochs_than_a_handshake_holds_the_newest_go_over() -> None:
 
 
 @pytest.mark.parametrize("epochs", [[(2, 0), (1, 5)], [(1, 5), (2, 0)], [(1, 0), (1, 5)], [(1, -5)], [(-2, 5)]])
-def test_epochs_that_do_not_ascend_are_refused(epochs: list[tuple[int, int]]) -> None:
+def test_handshake_with_unordered_epochs_is_refused(epochs: list[tuple[int, int]]) -> None:
     with pytest.raises(ProtocolError):
         list(MasterFrames().receive_data(encode_master_handshake(100, epochs)))
 
@@ -200,18 +200,18 @@ def test_epochs_that_do_not_ascend_are_refused(epochs: list[tuple[int, int]]) ->
         struct.pack(">iqq", frames.SYNCED, 5, -1),
     ],
 )
-def test_an_acknowledgement_of_what_can_not_be_is_refused(data: bytes) -> None:
+def test_acknowledgement_with_impossible_offsets_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         list(SlaveFrames().receive_data(data))
 
 
-def test_bytes_of_a_log_below_its_begin_are_refused() -> None:
+def test_transfer_at_a_negative_offset_is_refused() -> None:
     with pytest.raises(ProtocolError):
         list(MasterFrames().receive_data(struct.pack(">iiqiqq", frames.TRANSFER, 1, -1, 1, 0, 0) + b"x"))
 
 
 @pytest.mark.parametrize("at", range(len(encode_hello(HELLO))))
-def test_a_hello_with_one_bit_wrong_is_refused_or_asks_for_more(at: int) -> None:
+def test_hello_with_a_flipped_bit_is_refused_or_incomplete(at: int) -> None:
     data = bytearray(encode_hello(HELLO))
     data[at] ^= 1
     reader = SlaveFrames()
@@ -232,20 +232,20 @@ def test_a_hello_with_one_bit_wrong_is_refused_or_asks_for_more(at: int) -> None
         {"nonce": "x" * 65},
     ],
 )
-def test_a_hello_whose_fields_can_not_be_is_refused(change: dict[str, object]) -> None:
+def test_hello_with_impossible_fields_is_refused(change: dict[str, object]) -> None:
     body = msgspec.json.encode(msgspec.to_builtins(HELLO) | change)
     with pytest.raises(ProtocolError):
         list(SlaveFrames().receive_data(frames._encode_letters(frames.HELLO, body)))
 
 
-def test_a_hello_of_a_later_format_is_read_with_what_it_has_besides() -> None:
+def test_hello_of_a_later_format_is_read_without_its_unknown_fields() -> None:
     body = msgspec.json.encode(msgspec.to_builtins(HELLO) | {"format": 3, "news": [1, 2]})
     (hello,) = SlaveFrames().receive_data(frames._encode_letters(frames.HELLO, body))
     assert isinstance(hello, Hello)
     assert hello.format == 3
 
 
-def test_a_report_that_comes_alone_is_the_one_that_any_reader_would_read() -> None:
+def test_single_report_is_parsed_like_by_the_general_reader() -> None:
     report = encode_ack(70, 30)
     assert SlaveFrames().only_report(report) == Ack(70, 30) == next(SlaveFrames().receive_data(report))
     reader = SlaveFrames()
@@ -265,12 +265,12 @@ def test_a_report_that_comes_alone_is_the_one_that_any_reader_would_read() -> No
         struct.pack(">iqq", 7, 70, 30),
     ],
 )
-def test_whatever_else_comes_is_read_the_other_way(data: bytes) -> None:
+def test_fast_path_ignores_anything_but_a_single_report(data: bytes) -> None:
     assert SlaveFrames().only_report(data) is None
 
 
 @pytest.mark.parametrize("cut", [1, 4, 12, 19])
-def test_the_rest_of_a_frame_is_no_report_of_its_own(cut: int) -> None:
+def test_rest_of_a_split_frame_is_not_parsed_as_a_report(cut: int) -> None:
     """The rest has the length of a report."""
     report, reader = encode_ack(70, 30), SlaveFrames()
     assert list(reader.receive_data(report[:cut])) == []
@@ -280,7 +280,7 @@ def test_the_rest_of_a_frame_is_no_report_of_its_own(cut: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "described"), [(5, 0), (5, -1), (5, 5), (5, 9), (0, 1)])
-def test_a_description_that_leaves_no_bytes_or_is_none_is_refused(size: int, described: int) -> None:
+def test_description_that_is_empty_or_leaves_no_bytes_is_refused(size: int, described: int) -> None:
     head = struct.pack(">iiqiqqi", frames.DESCRIBED, size, 0, 1, 0, 0, described)
     with pytest.raises(ProtocolError, match="with their description"):
         list(MasterFrames().receive_data(head + bytes(size)))

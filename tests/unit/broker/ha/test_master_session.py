@@ -104,7 +104,7 @@ def refused(actions: list[Action]) -> tuple[str, bool]:
 # -- admission
 
 
-def test_a_slave_is_greeted_shaken_hands_with_and_streamed_to() -> None:
+def test_slave_gets_a_hello_a_handshake_and_the_stream() -> None:
     master = Master()
     master.log.append(record(1))
     (answer,) = frames(master.greet())
@@ -130,26 +130,26 @@ def test_a_slave_is_greeted_shaken_hands_with_and_streamed_to() -> None:
         ({"master_epoch": 4}, "another-master-epoch"),
     ],
 )
-def test_a_stranger_is_refused_by_name_and_hears_it(other: dict[str, object], reason: str) -> None:
+def test_stranger_gets_a_refusal_with_its_reason(other: dict[str, object], reason: str) -> None:
     master = Master()
     assert refused(master.greet(replace(hello(), **other))) == (reason, True)
     assert master.shake() == []
 
 
-def test_a_stock_member_is_admitted_only_where_that_is_configured() -> None:
+def test_stock_member_is_admitted_only_if_configured() -> None:
     assert refused(Master().shake()) == ("stock-members-not-admitted", False)
     master = Master(admits_stock=True)
     assert frames(master.shake()) == [MasterHandshake(0, 3, ((3, 0),))]
     assert master.session.receive_data(encode_ack(0), 0.0) == [Came(B, False, None), Reported(0, -1)]
 
 
-def test_a_stock_member_of_another_set_is_not_admitted() -> None:
+def test_stock_member_of_another_set_is_refused() -> None:
     master = Master(admits_stock=True)
     data = encode_slave_handshake(SlaveHandshake(9))
     assert refused(master.session.receive_data(data, 0.0)) == ("no-member", False)
 
 
-def test_a_learner_says_so() -> None:
+def test_learner_flag_of_the_handshake_is_reported() -> None:
     master = Master()
     master.greet()
     master.shake(is_learner=True)
@@ -157,21 +157,21 @@ def test_a_learner_says_so() -> None:
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", encode_ack(5), encode_hello(hello()) * 2])
-def test_what_does_not_belong_there_ends_it(data: bytes) -> None:
+def test_unexpected_frame_ends_the_session(data: bytes) -> None:
     master = Master()
     (*_, end) = master.session.receive_data(data, 0.0)
     assert isinstance(end, End)
     assert master.session.receive_data(encode_hello(hello()), 0.0) == []
 
 
-def test_one_member_does_not_shake_hands_for_another() -> None:
+def test_handshake_with_another_members_id_ends_the_session() -> None:
     master = Master()
     master.greet()
     (end,) = master.session.receive_data(encode_slave_handshake(SlaveHandshake(3)), 0.0)
     assert isinstance(end, End)
 
 
-def test_who_says_nothing_is_no_member() -> None:
+def test_silent_connection_ends_after_the_greeting_timeout() -> None:
     master = Master()
     assert master.session.wake_at == GREETING_S
     master.greet()
@@ -186,7 +186,7 @@ def test_who_says_nothing_is_no_member() -> None:
 @pytest.mark.parametrize(
     ("at", "reason"), [(90, "begins-below-the-log"), (131, "ends-above-the-log"), (100, "log-without-epochs")]
 )
-def test_a_request_that_can_not_be_met_is_refused_by_name(at: int, reason: str) -> None:
+def test_request_for_an_unavailable_offset_is_refused_with_its_reason(at: int, reason: str) -> None:
     master = Master(ByteLog(begin=100), EpochCache([(3, 110)]))
     for _ in range(3):
         master.log.append(record(1))
@@ -195,7 +195,7 @@ def test_a_request_that_can_not_be_met_is_refused_by_name(at: int, reason: str) 
     assert refused(master.session.receive_data(encode_ack(at, 0), 0.0)) == (reason, True)
 
 
-def test_who_was_away_while_the_log_went_is_told_how_it_comes_back() -> None:
+def test_slave_below_the_log_begin_gets_the_reason_and_the_remedy() -> None:
     master = Master(ByteLog(begin=100))
     master.greet()
     master.shake()
@@ -206,14 +206,14 @@ def test_who_was_away_while_the_log_went_is_told_how_it_comes_back() -> None:
     )
 
 
-def test_who_asks_for_zero_gets_the_log_from_its_begin() -> None:
+def test_request_for_offset_zero_starts_at_the_log_begin() -> None:
     master = Master(ByteLog(begin=100))
     master.log.append(record(1))
     master.begin(0)
     assert [frame.offset for frame in master.sends()] == [100]
 
 
-def test_who_wants_the_newest_file_alone_gets_that() -> None:
+def test_slave_that_asks_for_the_newest_file_starts_there() -> None:
     master = Master(ByteLog(file_size=32))
     for _ in range(5):
         master.log.append(record(1))
@@ -233,7 +233,7 @@ def filled(count: int, **log: int) -> ByteLog:
     return made
 
 
-def test_a_transfer_is_no_longer_than_the_batch() -> None:
+def test_transfer_is_at_most_as_long_as_the_batch() -> None:
     master = Master(filled(10), batch=32)
     master.begin()
     got = master.sends()
@@ -241,7 +241,7 @@ def test_a_transfer_is_no_longer_than_the_batch() -> None:
     assert b"".join(bytes(frame.body) for frame in got) == master.log.content()
 
 
-def test_a_transfer_goes_over_no_epochs_end_and_names_the_epoch_of_its_bytes() -> None:
+def test_transfer_ends_at_an_epochs_end_and_names_its_epoch() -> None:
     master = Master(filled(4), EpochCache([(1, 0), (2, 25), (3, 30)]))
     master.begin()
     assert [(frame.offset, len(frame.body), frame.epoch, frame.epoch_start) for frame in master.sends()] == [
@@ -251,7 +251,7 @@ def test_a_transfer_goes_over_no_epochs_end_and_names_the_epoch_of_its_bytes() -
     ]
 
 
-def test_to_a_neve_member_what_holds_nothing_is_left_out() -> None:
+def test_padding_is_not_sent_to_a_neve_member() -> None:
     master = Master(filled(5, file_size=64, begin=0))
     master.log.append(record(9, 40))
     assert master.log.used == {0: 51}
@@ -260,7 +260,7 @@ def test_to_a_neve_member_what_holds_nothing_is_left_out() -> None:
     assert not master.session.has_more
 
 
-def test_a_stock_member_gets_a_file_whole_and_no_transfer_over_its_end() -> None:
+def test_stock_member_gets_padding_and_no_transfer_across_files() -> None:
     master = Master(filled(5, file_size=64), admits_stock=True)
     master.log.append(record(9, 40))
     master.begin(stock=True)
@@ -269,14 +269,14 @@ def test_a_stock_member_gets_a_file_whole_and_no_transfer_over_its_end() -> None
     assert b"".join(bytes(frame.body) for frame in got) == master.log.content()
 
 
-def test_an_epoch_that_begins_behind_what_holds_nothing_is_reached() -> None:
+def test_epoch_that_begins_behind_padding_is_sent() -> None:
     master = Master(filled(5, file_size=64), EpochCache([(1, 0), (3, 64)]))
     master.log.append(record(9, 40))
     master.begin()
     assert [(frame.offset, frame.epoch) for frame in master.sends()] == [(0, 1), (64, 3)]
 
 
-def test_one_turn_of_the_loop_sends_no_more_than_its_share() -> None:
+def test_one_turn_sends_at_most_its_share() -> None:
     log = ByteLog(file_size=1 << 30)
     for _ in range(2 * TURN_BYTES // 60000 + 1):
         log.append(record(1, 60000))
@@ -286,7 +286,7 @@ def test_one_turn_of_the_loop_sends_no_more_than_its_share() -> None:
     assert master.session.has_more
 
 
-def test_a_slave_that_is_far_behind_gets_its_rate_and_no_more() -> None:
+def test_slave_that_is_far_behind_gets_the_catch_up_rate() -> None:
     log = ByteLog(file_size=1 << 30)
     log.data += b"\x01" * (FAR_BEHIND + 4 * TURN_BYTES)
     master = Master(log, rate=TURN_BYTES)
@@ -302,7 +302,7 @@ def test_a_slave_that_is_far_behind_gets_its_rate_and_no_more() -> None:
     assert session.may_send_at(10.0) == 10.0, "who is near the end is not held back"
 
 
-def test_nothing_is_sent_before_it_was_asked_for() -> None:
+def test_nothing_is_sent_before_a_start_offset_is_requested() -> None:
     master = Master(filled(3))
     master.greet()
     master.shake()
@@ -312,14 +312,14 @@ def test_nothing_is_sent_before_it_was_asked_for() -> None:
 # -- heartbeats and the confirmed offset
 
 
-def test_each_transfer_says_what_is_confirmed() -> None:
+def test_each_transfer_carries_the_confirmed_offset() -> None:
     master = Master(filled(2))
     master.confirm = 10
     master.begin()
     assert [frame.confirm for frame in master.sends()] == [10]
 
 
-def test_a_stream_without_bytes_beats_every_five_seconds() -> None:
+def test_idle_stream_sends_a_heartbeat_every_five_seconds() -> None:
     master = Master(filled(2))
     master.begin(20)
     beat = [Transfer(20, 3, 0, 0, memoryview(b""))]
@@ -330,7 +330,7 @@ def test_a_stream_without_bytes_beats_every_five_seconds() -> None:
     assert master.session.wake_at == 1.0 + 2 * HEARTBEAT_S
 
 
-def test_a_confirm_that_no_bytes_bring_is_told_soon_and_not_for_each_message() -> None:
+def test_confirm_without_new_bytes_is_sent_soon_and_in_batches() -> None:
     master = Master(filled(2))
     master.begin()
     assert len(master.sends(1.0)) == 1
@@ -341,14 +341,14 @@ def test_a_confirm_that_no_bytes_bring_is_told_soon_and_not_for_each_message() -
     assert master.session.tick(1.2) == []
 
 
-def test_a_heartbeat_names_the_epoch_that_comes_next() -> None:
+def test_heartbeat_names_the_next_epoch() -> None:
     """A slave learns of a master that has not written yet."""
     master = Master(filled(2), EpochCache([(1, 0), (3, 20)]))
     master.begin(20)
     assert [(frame.epoch, frame.epoch_start) for frame in transfers(master.session.tick(5.0))] == [(3, 20)]
 
 
-def test_a_slave_that_is_silent_for_twenty_seconds_is_left() -> None:
+def test_silent_slave_is_disconnected_after_twenty_seconds() -> None:
     master = Master()
     master.begin()
     assert not [one for one in master.session.tick(SILENCE_S - 0.1) if isinstance(one, End)]
@@ -358,14 +358,14 @@ def test_a_slave_that_is_silent_for_twenty_seconds_is_left() -> None:
     assert isinstance(end, End)
 
 
-def test_who_is_master_no_more_says_so() -> None:
+def test_deposed_master_sends_a_refusal_to_its_slaves() -> None:
     master = Master()
     master.begin()
     assert refused(master.session.dismiss()) == ("not-master", True)
     assert master.session.dismiss() == []
 
 
-def test_a_stock_member_is_not_led_over_a_hole() -> None:
+def test_stream_to_a_stock_member_ends_at_a_hole_in_the_log() -> None:
     class Holed(ByteLog):
         def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
             if start < 10:

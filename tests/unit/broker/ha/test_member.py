@@ -98,7 +98,7 @@ def _only(kind: type, actions: list[Action]) -> Action:
 # ---- start
 
 
-def test_a_start_after_a_crash_is_another_incarnation_where_memory_was_acknowledged() -> None:
+def test_start_after_a_crash_is_a_new_incarnation_if_memory_was_acked() -> None:
     crashed = Saved(broker_id=1, incarnation="old", starts=3, clean=False)
     assert begin_life(crashed, "new", SYNC).incarnation == "new"
     assert begin_life(msgspec.structs.replace(crashed, clean=True), "new", SYNC).incarnation == "old"
@@ -106,7 +106,7 @@ def test_a_start_after_a_crash_is_another_incarnation_where_memory_was_acknowled
     assert begin_life(crashed, "new", from_disk).incarnation == "old"
 
 
-def test_a_copied_directory_is_another_member_with_what_it_has() -> None:
+def test_copied_directory_is_a_new_member_with_the_copied_state() -> None:
     from_disk = msgspec.structs.replace(SYNC, acknowledges_from_memory=False)
     saved = Saved(broker_id=1, incarnation="old", starts=3, master_epoch=4, confirm=900)
     copied = begin_life(saved, "new", from_disk, is_copy=True)
@@ -114,13 +114,13 @@ def test_a_copied_directory_is_another_member_with_what_it_has() -> None:
     assert (copied.master_epoch, copied.confirm) == (4, 900)
 
 
-def test_every_start_counts_and_is_unclean_until_it_stops() -> None:
+def test_every_start_is_counted_and_unclean_until_it_stops() -> None:
     begun = begin_life(Saved(broker_id=1, incarnation="old", starts=3), "new", SYNC)
     assert (begun.starts, begun.clean) == (4, False)
     assert _member(saved=begun).end_life().clean
 
 
-def test_a_new_member_asks_for_an_id_and_keeps_it_before_it_registers() -> None:
+def test_new_member_saves_its_broker_id_before_it_registers() -> None:
     member = _member(saved=Saved(incarnation="i", starts=1))
     assert member.happens(Tick(0), 0.0) == [AskNextBrokerId()]
     assert member.happens(NextBrokerId(7), 0.1) == [ApplyBrokerId(7, "h1;1")]
@@ -131,13 +131,13 @@ def test_a_new_member_asks_for_an_id_and_keeps_it_before_it_registers() -> None:
     assert member.broker_id == 7 and member.life == Life(7, "i", 1, "p1")
 
 
-def test_nobody_reads_or_follows_before_a_controller_knows_this_life() -> None:
+def test_unregistered_member_neither_serves_reads_nor_follows() -> None:
     member = _member()
     assert member.happens(Seen(_view(2, 1, 1, 2)), 0.0) == []
     assert member.state is State.UNREGISTERED and not member.is_readable
 
 
-def test_apaches_controller_must_take_a_former_life_that_was_master_for_dead_before_this_one_is_heard() -> None:
+def test_former_master_sends_apache_no_heartbeat_until_it_is_deposed() -> None:
     member = _member(saved=Saved(broker_id=1, incarnation="i1", starts=3, master_epoch=4, sync_state_set_epoch=7))
     member.happens(StockControllers(), 0.0)
     member.happens(Tick(END), 0.0)
@@ -153,20 +153,20 @@ def test_apaches_controller_must_take_a_former_life_that_was_master_for_dead_bef
     assert Heartbeat in _kinds(member.happens(Tick(END), 6.2)), "while it turns, too"
 
 
-def test_neves_controller_is_asked_to_elect_anew_who_was_master_in_a_former_life() -> None:
+def test_restarted_master_asks_neves_controller_for_an_election() -> None:
     member = _member(saved=Saved(broker_id=1, incarnation="i1", starts=3, master_epoch=4, sync_state_set_epoch=7))
     member.happens(Tick(END), 0.0)
     assert _kinds(member.happens(Registered(_view(1, 4, 7, 1, 2)), 0.1)) == [Heartbeat, Elect]
 
 
-def test_a_late_registration_of_a_former_life_is_overtaken_by_another_one_of_this_life() -> None:
+def test_registration_is_repeated_after_a_former_incarnations_late_one() -> None:
     member = _slave()
     assert Register(member.life, "h1;1") in member.happens(Tick(END), 5.5)
     assert Follow(3, "h3:10911", 2) in member.happens(Registered(_view(3, 2, 2, 3)), 5.6)
 
 
 @pytest.mark.parametrize("state", [State.UNREGISTERED, State.MASTER])
-def test_who_is_not_known_applies_for_the_id_that_it_has_and_goes_on(state: State) -> None:
+def test_unknown_member_applies_for_its_id_and_registers_again(state: State) -> None:
     member = _member() if state is State.UNREGISTERED else _master()[0]
     again = [ApplyBrokerId(1, "h1;1"), Register(member.life, "h1;1")]
     assert member.happens(NotRegistered(), 1.0) == again
@@ -176,7 +176,7 @@ def test_who_is_not_known_applies_for_the_id_that_it_has_and_goes_on(state: Stat
 
 
 @pytest.mark.parametrize("state", [State.UNREGISTERED, State.SLAVE, State.MASTER])
-def test_whose_id_is_anothers_stops_acknowledging_takes_a_new_one_and_keeps_its_data(state: State) -> None:
+def test_member_that_lost_its_id_stops_acking_and_keeps_its_data(state: State) -> None:
     member = _master()[0] if state is State.MASTER else _slave() if state is State.SLAVE else _member()
     assert member.happens(BrokerIdLost(7), 1.0) == []  # a slow answer that names a former id
     assert member.state is state
@@ -192,7 +192,7 @@ def test_whose_id_is_anothers_stops_acknowledging_takes_a_new_one_and_keeps_its_
     assert Register(Life(7, "i1", 3, "p1"), "h1;1") in member.happens(BrokerIdApplied(7), 9.0)
 
 
-def test_who_was_master_under_an_id_that_is_anothers_does_not_follow_itself() -> None:
+def test_master_that_lost_its_id_does_not_follow_its_own_former_id() -> None:
     member, _ = _master()
     member.happens(BrokerIdLost(1), 1.0)
     member.happens(BrokerIdApplied(7), 2.0)
@@ -202,14 +202,14 @@ def test_who_was_master_under_an_id_that_is_anothers_does_not_follow_itself() ->
     assert Follow(2, "h2:10911", 2) in member.happens(Seen(_view(2, 2, 2, 2)), 5.0)
 
 
-def test_a_refused_application_takes_no_id_from_who_has_one() -> None:
+def test_refused_application_does_not_take_away_an_id() -> None:
     """A controller without state refuses every application, not only those for another member's id."""
     member, _ = _master()
     assert member.happens(BrokerIdTaken(), 1.0) == []
     assert (member.state, member.broker_id) == (State.MASTER, 1)
 
 
-def test_a_directory_takes_ids_with_one_check_code_in_all_its_lives_and_a_copy_with_its_own() -> None:
+def test_check_code_is_constant_for_a_directory_and_new_for_a_copy() -> None:
     born = _member(saved=Saved(incarnation="i", starts=1)).end_life()
     again = begin_life(born, "new", SYNC)
     rules: dict[str, Any] = {"process": "p2", "address": "h1:10911", "check_code": "h1;2"}
@@ -217,7 +217,7 @@ def test_a_directory_takes_ids_with_one_check_code_in_all_its_lives_and_a_copy_w
     assert Member(begin_life(born, "new", SYNC, is_copy=True), SYNC, **rules).check_code == "h1;2"
 
 
-def test_a_life_that_the_controller_disowns_does_nothing_more() -> None:
+def test_disowned_member_stops_all_activity() -> None:
     member, _ = _master()
     assert _kinds(member.happens(Disowned("a copy"), 1.0)) == [Answer, StopFollowing, DropSlaves, Tell]
     assert member.acknowledged(1.0) == -1 and not member.may_append(1.0) and not member.is_readable
@@ -227,7 +227,7 @@ def test_a_life_that_the_controller_disowns_does_nothing_more() -> None:
 # ---- roles
 
 
-def test_the_pair_is_on_the_disk_before_the_first_step_of_a_role() -> None:
+def test_epoch_pair_is_saved_before_the_first_step_of_a_role() -> None:
     member = _member()
     actions = member.happens(Registered(_view(1, 4, 9, 1)), 0.0)
     kinds = _kinds(actions)
@@ -237,28 +237,28 @@ def test_the_pair_is_on_the_disk_before_the_first_step_of_a_role() -> None:
     assert (save.saved.master_epoch, save.saved.sync_state_set_epoch) == (4, 9)
 
 
-def test_a_slave_that_becomes_master_leaves_its_former_one_first() -> None:
+def test_slave_that_becomes_master_stops_following_first() -> None:
     member = _slave()
     kinds = _kinds(member.happens(Seen(_view(1, 2, 2, 1)), 1.0))
     assert kinds[:3] == [Save, StopFollowing, DropSlaves]
     assert member.acknowledged(1.0) == -1
 
 
-def test_no_later_life_takes_up_an_epoch_of_a_former_one() -> None:
+def test_restarted_member_does_not_resume_an_epoch_of_a_former_life() -> None:
     member = _member(saved=Saved(broker_id=1, incarnation="i", starts=4, master_epoch=5, sync_state_set_epoch=8))
     assert _kinds(member.happens(Registered(_view(1, 5, 8, 1, 2)), 0.0)) == [Heartbeat, Elect]
     assert member.state is State.WAITING
     assert BeginEpoch in _kinds(member.happens(Seen(_view(1, 6, 9, 1)), 0.5))
 
 
-def test_a_master_that_meets_another_set_under_the_same_epoch_leads_in_it_no_more() -> None:
+def test_master_that_reads_another_set_of_its_epoch_stops_leading() -> None:
     member, _ = _master()
     member.happens(Seen(_view(1, 1, 1, 1, 3)), 1.0)
     assert member.state is State.WAITING and member.acknowledged(1.0) == -1
     assert BeginEpoch not in _kinds(member.happens(Tick(END), 3.0))
 
 
-def test_the_role_of_another_process_with_the_same_id_is_not_taken() -> None:
+def test_role_of_another_process_with_the_same_id_is_not_taken() -> None:
     elsewhere = msgspec.structs.replace(_view(1, 2, 3, 1, 2), master_address="h9:10911")
     member = _slave()
     assert BeginEpoch not in _kinds(member.happens(Seen(elsewhere), 1.0))
@@ -268,7 +268,7 @@ def test_the_role_of_another_process_with_the_same_id_is_not_taken() -> None:
     assert leading.acknowledged(1.0) == -1
 
 
-def test_a_deposed_master_answers_nobody_from_that_instant_on() -> None:
+def test_deposed_master_acknowledges_nothing_from_that_instant_on() -> None:
     member, confirming = _master()
     confirming.connected(2, "c", 0.0)
     confirming.reported(2, "c", END, 0.1)
@@ -279,13 +279,13 @@ def test_a_deposed_master_answers_nobody_from_that_instant_on() -> None:
     assert Follow(2, "h2:10911", 2) in actions
 
 
-def test_what_a_slow_answer_says_is_not_believed() -> None:
+def test_view_of_an_older_epoch_is_ignored() -> None:
     member = _slave(epoch=3)
     assert member.happens(Seen(_view(1, 2, 9, 1)), 1.0) == []
     assert member.state is State.SLAVE
 
 
-def test_a_role_that_comes_during_a_change_waits_for_its_end_and_the_newest_counts() -> None:
+def test_role_change_during_another_waits_and_the_newest_wins() -> None:
     member = _member()
     member.happens(Registered(_view(1, 1, 1, 1)), 0.0)
     assert _kinds(member.happens(Seen(_view(2, 2, 2, 2)), 0.1)) == [Save]
@@ -296,21 +296,21 @@ def test_a_role_that_comes_during_a_change_waits_for_its_end_and_the_newest_coun
     assert member.acknowledged(0.3) == -1
 
 
-def test_a_master_that_was_elected_anew_begins_a_new_epoch() -> None:
+def test_reelected_master_begins_a_new_epoch() -> None:
     member, _ = _master()
     actions = member.happens(Seen(_view(1, 3, 5, 1)), 1.0)
     assert BeginEpoch(3) in actions and Answer() in actions
     assert member.state is State.TURNING_MASTER
 
 
-def test_who_sees_no_master_asks_for_an_election_and_goes_on_asking() -> None:
+def test_member_without_a_master_repeats_its_election_request() -> None:
     member = _member()
     assert Elect() in member.happens(Registered(_view(None, 2, 2, 1, 2)), 0.0)
     assert Elect() not in member.happens(Tick(END), 0.5)
     assert Elect() in member.happens(Tick(END), 1.5)
 
 
-def test_a_slave_without_a_master_in_the_register_goes_on_following() -> None:
+def test_slave_keeps_following_while_the_controller_has_no_master() -> None:
     member = _slave()
     actions = member.happens(Seen(_view(None, 2, 1, 1, 2)), 1.0)
     assert StopFollowing not in _kinds(actions) and Elect() in actions
@@ -320,7 +320,7 @@ def test_a_slave_without_a_master_in_the_register_goes_on_following() -> None:
 # ---- a slave's log
 
 
-def test_nothing_below_the_own_confirm_is_cut() -> None:
+def test_slave_refuses_to_truncate_below_its_confirmed_offset() -> None:
     member = _slave(confirm=800)
     actions = member.happens(CutWanted(700, floor=800), 1.0)
     assert Cut not in _kinds(actions) and Tell in _kinds(actions)
@@ -329,11 +329,11 @@ def test_nothing_below_the_own_confirm_is_cut() -> None:
     assert member.confirm == 800
 
 
-def test_what_an_async_master_had_alone_is_cut() -> None:
+def test_unconfirmed_tail_of_an_async_master_is_truncated() -> None:
     assert _slave(ASYNC, confirm=800).happens(CutWanted(700, floor=800), 1.0) == [Cut(700)]
 
 
-def test_confirm_never_runs_backwards_and_is_kept() -> None:
+def test_confirmed_offset_never_decreases_and_is_saved() -> None:
     member = _slave()
     member.happens(ConfirmHeard(500), 1.0)
     member.happens(ConfirmHeard(300), 1.1)
@@ -353,21 +353,21 @@ def _grows(member: Member, confirming: Confirm, now: float) -> Alter:
     return alter
 
 
-def test_who_has_all_that_is_confirmed_is_asked_into_the_set() -> None:
+def test_slave_with_the_confirmed_log_is_requested_for_the_set() -> None:
     member, confirming = _master(members=(1,))
     alter = _grows(member, confirming, 1.0)
     assert alter.members == (1, 2)
     assert (alter.master_epoch, alter.sync_state_set_epoch) == (1, 1)
 
 
-def test_a_change_that_was_not_answered_is_asked_again_by_its_name() -> None:
+def test_unanswered_change_is_repeated_with_the_same_request_id() -> None:
     member, confirming = _master(members=(1,))
     alter = _grows(member, confirming, 1.0)
     assert Alter not in _kinds(member.happens(Tick(END), 1.5))
     assert _only(Alter, member.happens(Tick(END), 2.5)) == alter
 
 
-def test_a_change_whose_member_has_gone_is_settled_by_a_new_epoch_of_the_present_set() -> None:
+def test_change_for_a_disconnected_member_is_settled_by_a_new_request() -> None:
     member, confirming = _master(members=(1,))
     alter = _grows(member, confirming, 1.0)
     confirming.disconnected(2, "c", 1.5)
@@ -379,7 +379,7 @@ def test_a_change_whose_member_has_gone_is_settled_by_a_new_epoch_of_the_present
     assert not confirming.is_altering
 
 
-def test_a_change_is_over_when_each_of_its_tries_was_refused() -> None:
+def test_change_is_over_when_each_attempt_was_refused() -> None:
     member, confirming = _master(members=(1,))
     alter = _grows(member, confirming, 1.0)
     member.happens(Tick(END), 2.5)
@@ -389,7 +389,7 @@ def test_a_change_is_over_when_each_of_its_tries_was_refused() -> None:
     assert not confirming.is_altering
 
 
-def test_a_change_that_meets_another_epoch_may_be_what_made_it() -> None:
+def test_change_refused_for_a_moved_epoch_may_have_been_applied() -> None:
     member, confirming = _master(members=(1,))
     alter = _grows(member, confirming, 1.0)
     member.happens(AlterRefused(alter.request_id, has_moved=True), 1.1)
@@ -407,7 +407,7 @@ def _handing_over(now: float = 1.0) -> tuple[Member, Confirm]:
     return member, confirming
 
 
-def test_a_hand_over_stops_every_append_and_waits_for_tables_and_log() -> None:
+def test_switchover_stops_appends_and_waits_for_tables_and_log() -> None:
     member, confirming = _handing_over()
     assert not member.may_append(1.0)
     assert Elect not in _kinds(member.happens(MetadataSynced(), 1.1))
@@ -415,19 +415,19 @@ def test_a_hand_over_stops_every_append_and_waits_for_tables_and_log() -> None:
     assert _only(Elect, member.happens(Tick(END), 1.3)) == Elect(2)
 
 
-def test_a_target_that_is_not_in_sync_takes_nothing_over() -> None:
+def test_switchover_to_a_member_out_of_sync_is_refused() -> None:
     member, _ = _master()
     assert _kinds(member.happens(HandOver(3), 1.0)) == [Tell]
     assert member.may_append(1.0)
 
 
-def test_a_hand_over_that_was_not_asked_for_in_time_ends_by_itself() -> None:
+def test_switchover_that_is_not_requested_in_time_is_abandoned() -> None:
     member, _ = _handing_over()
     member.happens(Tick(END), 2.5)
     assert member.state is State.MASTER and member.may_append(2.5)
 
 
-def test_after_a_hand_over_only_a_later_answer_lets_the_master_go_on() -> None:
+def test_master_resumes_after_a_switchover_only_on_a_later_answer() -> None:
     member, confirming = _handing_over()
     member.happens(MetadataSynced(), 1.1)
     confirming.reported(2, "c", END, 1.2)
@@ -445,7 +445,7 @@ def test_after_a_hand_over_only_a_later_answer_lets_the_master_go_on() -> None:
 
 
 @pytest.mark.parametrize("build", [_slave, lambda: _master()[0]])
-def test_a_registered_member_tells_and_asks_regularly_and_not_more(build: object) -> None:
+def test_registered_member_sends_and_polls_at_a_fixed_rate(build: object) -> None:
     assert callable(build)
     member = build()
     kinds = [kind for step in range(1, 41) for kind in _kinds(member.happens(Tick(END), 10.0 + step / 4))]
@@ -459,7 +459,7 @@ def test_a_registered_member_tells_and_asks_regularly_and_not_more(build: object
 EXISTS = msgspec.structs.replace(SYNC, set_exists=True)
 
 
-def test_who_has_nothing_of_a_set_that_exists_never_asks_to_be_its_first_master() -> None:
+def test_empty_member_of_an_existing_set_never_asks_to_be_elected() -> None:
     """The controller lost its state, and the members with the set's log are away."""
     member = _member(EXISTS)
     kinds = _kinds(member.happens(Registered(_view(None, 0, 0)), 0.0))
@@ -470,14 +470,14 @@ def test_who_has_nothing_of_a_set_that_exists_never_asks_to_be_its_first_master(
     assert not member.is_to_join
 
 
-def test_an_operator_makes_it_the_first_master_all_the_same() -> None:
+def test_empty_member_of_an_existing_set_becomes_master_by_force() -> None:
     member = _member(EXISTS)
     member.happens(Registered(_view(None, 0, 0)), 0.0)
     member.happens(Seen(_view(1, 1, 1, 1)), 0.5)
     assert member.state is State.TURNING_MASTER
 
 
-def test_who_has_its_log_asks_as_ever() -> None:
+def test_member_with_the_sets_log_asks_for_an_election() -> None:
     member = _member(EXISTS, Saved(broker_id=1, master_epoch=3, sync_state_set_epoch=3, sync_state_set=(1, 2)))
     assert Elect in _kinds(member.happens(Registered(_view(None, 4, 3, 1, 2)), 0.0))
     former = _member(EXISTS, Saved(broker_id=1, master_epoch=3, sync_state_set_epoch=3, sync_state_set=(1, 2)))
@@ -504,7 +504,7 @@ def _settled(member: Member) -> Member:
     return member
 
 
-def test_who_was_in_sync_with_a_master_that_had_settled_has_all_that_is_archived() -> None:
+def test_in_sync_slave_of_a_settled_master_has_all_archived_messages() -> None:
     member = _settled(_slave())
     assert not _turning_master(member, _view(1, 2, 2, 1)).may_lack_archived
 
@@ -516,11 +516,11 @@ def test_who_was_in_sync_with_a_master_that_had_settled_has_all_that_is_archived
         (_view(1, 3, 3, 1), "another one was master in between"),
     ],
 )
-def test_who_is_elected_from_a_set_that_it_had_not_seen_may_lack_what_is_archived(elected: View, why: str) -> None:
+def test_member_elected_from_an_unseen_set_may_lack_archived_messages(elected: View, why: str) -> None:
     assert _turning_master(_settled(_slave()), elected).may_lack_archived, why
 
 
-def test_who_is_elected_while_it_begins_to_follow_is_in_sync_by_that_election_alone() -> None:
+def test_member_elected_while_it_turns_slave_may_lack_archived_messages() -> None:
     member = _member(AVAILABLE)
     member.happens(Registered(_view(2, 2, 2, 2)), 0.0)
     assert member.state is State.TURNING_SLAVE
@@ -529,7 +529,7 @@ def test_who_is_elected_while_it_begins_to_follow_is_in_sync_by_that_election_al
     assert member.may_lack_archived
 
 
-def test_who_may_lack_what_is_archived_does_so_in_its_next_life_until_it_has_led_above_it() -> None:
+def test_member_may_lack_archived_messages_until_its_own_term_settles() -> None:
     saved = _turning_master(_slave(AVAILABLE), _view(1, 3, 3, 1))
     member = _member(AVAILABLE, saved)
     member.happens(Registered(_view(None, 4, 3, 1)), 0.0)
@@ -541,14 +541,14 @@ def test_who_may_lack_what_is_archived_does_so_in_its_next_life_until_it_has_led
     assert not member.may_lack_archived
 
 
-def test_who_was_elected_and_never_heard_of_it_may_lack_what_is_archived() -> None:
+def test_member_that_missed_an_election_may_lack_archived_messages() -> None:
     member = _member(AVAILABLE, Saved(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1, 2)))
     member.happens(Registered(_view(None, 3, 2, 1)), 0.0)
     assert member.is_in_sync
     assert _turning_master(member, _view(1, 4, 3, 1)).may_lack_archived
 
 
-def test_who_is_elected_at_its_next_start_has_what_is_archived_though_it_did_not_hear_that_its_reign_ended() -> None:
+def test_former_sole_master_has_all_archived_messages_at_its_next_start() -> None:
     """A set that starts while its archive is away must serve."""
     saved = Saved(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1,))
     member = _member(AVAILABLE, saved)
@@ -556,13 +556,13 @@ def test_who_is_elected_at_its_next_start_has_what_is_archived_though_it_did_not
     assert not _turning_master(member, _view(1, 3, 2, 1)).may_lack_archived
 
 
-def test_a_reign_that_ended_is_no_election_of_another() -> None:
+def test_end_of_a_term_is_not_taken_for_another_election() -> None:
     member = _settled(_slave())
     member.happens(Seen(_view(None, 2, 1, 1, 2)), 0.6)
     assert not _turning_master(member, _view(1, 3, 2, 1)).may_lack_archived
 
 
-def test_whom_a_master_has_taken_in_has_what_is_archived_once_its_log_says_that_the_master_has() -> None:
+def test_slave_has_archived_messages_once_in_sync_and_its_master_settles() -> None:
     member = _member(saved=Saved(broker_id=1, may_lack_archived=True))
     member.happens(Registered(_view(2, 7, 7, 2)), 0.0)
     member.happens(RoleTaken(7, END), 0.1)
@@ -573,7 +573,7 @@ def test_whom_a_master_has_taken_in_has_what_is_archived_once_its_log_says_that_
     assert member.happens(MasterSettled(7), 0.6) == [], "said again"
 
 
-def test_who_hears_that_its_master_has_settled_before_it_is_taken_in_has_what_is_archived_when_it_is() -> None:
+def test_slave_of_a_settled_master_has_archived_messages_once_in_sync() -> None:
     member = _member(saved=Saved(broker_id=1, may_lack_archived=True))
     member.happens(Registered(_view(2, 7, 7, 2)), 0.0)
     member.happens(RoleTaken(7, END), 0.1)
@@ -584,14 +584,14 @@ def test_who_hears_that_its_master_has_settled_before_it_is_taken_in_has_what_is
     assert not again.may_lack_archived, "it is known in the next life"
 
 
-def test_who_is_elected_before_its_master_has_settled_may_lack_what_is_archived() -> None:
+def test_slave_elected_before_its_master_settled_may_lack_messages() -> None:
     """How long it was in sync does not matter."""
     member = _slave()
     member.happens(Seen(_view(2, 1, 2, 1, 2, 3)), 0.5)
     assert _turning_master(member, _view(1, 2, 3, 1)).may_lack_archived
 
 
-def test_what_a_former_master_settled_says_nothing_of_the_next() -> None:
+def test_settled_archive_of_a_former_master_does_not_count_for_the_next() -> None:
     """The next one may lack archived messages, and its slave may have truncated them."""
     member = _settled(_slave(AVAILABLE))
     member.happens(Seen(_view(3, 2, 2, 3)), 0.6)

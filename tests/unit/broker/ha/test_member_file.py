@@ -22,7 +22,7 @@ def loaded(disk: SimDisk) -> tuple[MemberFile, bool]:
     return file, file.load()
 
 
-def test_what_is_saved_and_whom_the_log_follows_are_there_after_a_power_cut() -> None:
+def test_saved_state_and_followed_epoch_survive_a_power_cut() -> None:
     disk = SimDisk()
     file, is_copy = loaded(disk)
     assert not is_copy
@@ -36,7 +36,7 @@ def test_what_is_saved_and_whom_the_log_follows_are_there_after_a_power_cut() ->
     assert (again.followed_epoch, again.log_name) == (8, "the archive's name of it")
 
 
-def test_a_copy_of_the_directory_is_known_for_one_until_it_has_saved_its_own() -> None:
+def test_copied_directory_is_recognized_until_it_saves_its_own_state() -> None:
     disk = SimDisk()
     loaded(disk)[0].save(SAVED)
     copy = disk.copy()
@@ -47,7 +47,7 @@ def test_a_copy_of_the_directory_is_known_for_one_until_it_has_saved_its_own() -
     assert not loaded(disk)[1], "the copied one is what it was"
 
 
-def test_what_can_not_be_read_is_never_guessed() -> None:
+def test_damaged_file_raises_instead_of_a_default() -> None:
     disk = SimDisk()
     file, _ = loaded(disk)
     file.save(SAVED)

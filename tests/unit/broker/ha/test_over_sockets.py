@@ -213,7 +213,7 @@ def assert_same(slave: MessageStore, master: MessageStore) -> None:
 # -- replication
 
 
-def test_a_new_slave_catches_up_and_then_has_each_message_as_it_comes() -> None:
+def test_new_slave_catches_up_and_then_gets_each_message() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         await master.lead(1, B)
@@ -232,7 +232,7 @@ def test_a_new_slave_catches_up_and_then_has_each_message_as_it_comes() -> None:
     run(main())
 
 
-def test_what_is_sent_is_not_safe_before_every_slave_of_the_set_has_it() -> None:
+def test_message_is_confirmed_only_when_every_in_sync_slave_has_it() -> None:
     async def main() -> None:
         master, b, c = Member(A), Member(B), Member(C)
         await master.lead(1, B, C)
@@ -252,7 +252,7 @@ def test_what_is_sent_is_not_safe_before_every_slave_of_the_set_has_it() -> None
     run(main())
 
 
-def test_a_slave_that_promises_its_disk_acknowledges_nothing_before_its_sync() -> None:
+def test_sync_flush_slave_acknowledges_only_after_its_fsync() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         may_sync, syncs = asyncio.Event(), 0
@@ -278,7 +278,7 @@ def test_a_slave_that_promises_its_disk_acknowledges_nothing_before_its_sync() -
     run(main())
 
 
-def test_what_comes_is_stored_and_acknowledged_in_the_turn_in_which_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_received_bytes_are_stored_and_acked_in_the_same_loop_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task is woken for the bytes, and each report covers a whole write."""
 
     async def main() -> None:
@@ -314,7 +314,7 @@ def test_what_comes_is_stored_and_acknowledged_in_the_turn_in_which_it_comes(mon
 
 
 @pytest.mark.parametrize(("slaves_format", "told"), [(FORMAT, True), (DESCRIBES_FROM - 1, False)])
-def test_what_is_appended_together_is_told_to_a_slave_that_takes_it(
+def test_batch_description_is_sent_to_slaves_that_support_it(
     monkeypatch: pytest.MonkeyPatch, slaves_format: int, told: bool
 ) -> None:
     """The slave does not parse these records. A slave of an older format gets the plain frame."""
@@ -353,7 +353,7 @@ def test_what_is_appended_together_is_told_to_a_slave_that_takes_it(
     run(main())
 
 
-def test_what_comes_while_a_slave_syncs_is_covered_by_one_sync_more() -> None:
+def test_bytes_received_during_a_sync_are_covered_by_one_more_sync() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         may_sync, waiting, syncs = asyncio.Event(), asyncio.Event(), 0
@@ -384,7 +384,7 @@ def test_what_comes_while_a_slave_syncs_is_covered_by_one_sync_more() -> None:
     run(main())
 
 
-def test_a_slave_far_behind_is_sent_what_a_thread_has_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slave_far_behind_gets_bytes_that_a_thread_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_session, "FAR_BEHIND", 20_000)
     monkeypatch.setattr(master_session, "TURN_BYTES", 10_000)
 
@@ -400,7 +400,7 @@ def test_a_slave_far_behind_is_sent_what_a_thread_has_fetched(monkeypatch: pytes
     run(main())
 
 
-def test_a_hole_between_files_and_early_ends_of_files_go_over() -> None:
+def test_holes_and_early_ends_of_files_are_replicated() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         await master.lead(1, B)
@@ -422,7 +422,7 @@ def test_a_hole_between_files_and_early_ends_of_files_go_over() -> None:
 # -- restarts
 
 
-def test_a_slave_goes_on_where_it_was_when_its_connection_broke() -> None:
+def test_slave_resumes_at_its_log_end_after_a_broken_connection() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         service = await master.lead(1, B)
@@ -440,7 +440,7 @@ def test_a_slave_goes_on_where_it_was_when_its_connection_broke() -> None:
     run(main())
 
 
-def test_a_master_that_comes_back_is_another_one_and_its_slave_goes_on() -> None:
+def test_slave_resumes_under_a_restarted_master() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         await master.lead(1, B)
@@ -463,7 +463,7 @@ def test_a_master_that_comes_back_is_another_one_and_its_slave_goes_on() -> None
     run(main())
 
 
-def test_a_slave_that_ends_in_the_middle_of_a_record_gets_it_whole_afterwards(
+def test_slave_killed_inside_a_record_gets_it_whole_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(master_session, "TURN_BYTES", 100)
@@ -497,7 +497,7 @@ def test_a_slave_that_ends_in_the_middle_of_a_record_gets_it_whole_afterwards(
     run(main())
 
 
-def test_a_slave_that_connects_anew_takes_the_place_of_its_older_connection() -> None:
+def test_new_connection_of_a_slave_replaces_its_older_one() -> None:
     """As after a pulled cable: the master has not noticed the end of the older connection."""
 
     async def main() -> None:
@@ -519,7 +519,7 @@ def test_a_slave_that_connects_anew_takes_the_place_of_its_older_connection() ->
 # -- roles
 
 
-def test_when_a_master_is_deposed_no_acknowledgement_counts_any_more() -> None:
+def test_deposed_master_counts_no_acknowledgements() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         service = await master.lead(1, B)
@@ -537,7 +537,7 @@ def test_when_a_master_is_deposed_no_acknowledgement_counts_any_more() -> None:
     run(main())
 
 
-def test_the_bytes_of_a_new_master_bear_its_epoch_and_a_slave_keeps_that() -> None:
+def test_slave_saves_the_epoch_of_a_new_masters_bytes() -> None:
     async def main() -> None:
         first, second = Member(A), Member(B)
         await first.lead(1, B)
@@ -586,7 +586,7 @@ async def parted(first: Member, second: Member, *, also: bool) -> int:
     return point
 
 
-def test_a_former_master_cuts_its_own_bytes_keeps_them_and_follows_the_new_epoch() -> None:
+def test_former_master_truncates_and_keeps_its_tail_and_follows() -> None:
     async def main() -> None:
         first, second = Member(A), Member(B)
         point = await parted(first, second, also=True)
@@ -607,7 +607,7 @@ def test_a_former_master_cuts_its_own_bytes_keeps_them_and_follows_the_new_epoch
     run(main())
 
 
-def test_nothing_that_is_confirmed_is_cut_without_an_operator() -> None:
+def test_confirmed_bytes_are_never_truncated_automatically() -> None:
     """As after an unclean election: the old master alone acknowledged bytes that the new one lacks."""
 
     async def main() -> None:
@@ -626,7 +626,7 @@ def test_nothing_that_is_confirmed_is_cut_without_an_operator() -> None:
     run(main())
 
 
-def test_an_epoch_that_could_not_be_written_down_is_before_its_first_byte_is_stored() -> None:
+def test_failed_save_of_an_epoch_is_repeated_before_its_bytes_are_stored() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         await master.lead(1, B)
@@ -651,7 +651,7 @@ def test_an_epoch_that_could_not_be_written_down_is_before_its_first_byte_is_sto
     run(main())
 
 
-def test_a_forgotten_epoch_is_forgotten_on_the_disk_before_its_place_is_written_to() -> None:
+def test_dropped_epoch_is_removed_from_disk_before_new_bytes_are_stored() -> None:
     """Otherwise a start would assign the bytes to a master that never wrote them."""
 
     async def main() -> None:
@@ -708,7 +708,7 @@ def test_a_forgotten_epoch_is_forgotten_on_the_disk_before_its_place_is_written_
         ({"member_id": 9}, "no-member"),
     ],
 )
-def test_a_stranger_is_told_why_it_is_not_let_in(other: dict[str, object], reason: str) -> None:
+def test_refused_slave_gets_the_reason(other: dict[str, object], reason: str) -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         service = await master.lead(1)
@@ -724,7 +724,7 @@ def test_a_stranger_is_told_why_it_is_not_let_in(other: dict[str, object], reaso
     run(main())
 
 
-def test_what_nobody_sends_ends_its_connection_and_no_other() -> None:
+def test_malformed_bytes_end_only_their_own_connection() -> None:
     async def main() -> None:
         master, slave = Member(A), Member(B)
         service = await master.lead(1, B)
@@ -741,7 +741,7 @@ def test_what_nobody_sends_ends_its_connection_and_no_other() -> None:
     run(main())
 
 
-def test_with_tls_enforced_a_member_follows_and_plain_text_is_not_let_in(tmp_path: Path) -> None:
+def test_enforced_tls_admits_members_and_refuses_plain_text(tmp_path: Path) -> None:
     pem, key = tmp_path / "ha.pem", tmp_path / "ha.key"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
@@ -766,7 +766,7 @@ def test_with_tls_enforced_a_member_follows_and_plain_text_is_not_let_in(tmp_pat
     run(main())
 
 
-def test_a_slave_that_does_not_read_holds_up_itself_alone() -> None:
+def test_slave_that_does_not_read_delays_only_itself() -> None:
     async def main() -> None:
         master, slave = (Member(member, commit_log_file_size=4 << 20) for member in (A, B))
         service = await master.lead(1, B)
@@ -786,7 +786,7 @@ def test_a_slave_that_does_not_read_holds_up_itself_alone() -> None:
     run(main())
 
 
-def test_who_connects_to_a_slave_is_closed() -> None:
+def test_connection_to_a_slave_is_closed() -> None:
     async def main() -> None:
         service = HaService(Member(A).store, SystemClock(), system_entropy, host="127.0.0.1")
         await service.start()
@@ -800,7 +800,7 @@ def test_who_connects_to_a_slave_is_closed() -> None:
     run(main())
 
 
-def test_connections_are_bounded_and_silent_strangers_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_limit_drops_silent_strangers_and_keeps_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ha_service, "MAX_CONNECTIONS", 3)
 
     async def main() -> None:

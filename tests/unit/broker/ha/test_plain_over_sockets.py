@@ -166,7 +166,7 @@ async def master_with(count: int, size: int = 100) -> tuple[Member, PlainMaster]
     return member, master
 
 
-def test_the_whole_log_comes_over_and_then_each_message_and_is_acknowledged() -> None:
+def test_slave_gets_and_acknowledges_the_whole_log_and_the_live_tail() -> None:
     async def main() -> None:
         member, master = await master_with(300)
         slave = Follower(Member(B), master)
@@ -182,7 +182,7 @@ def test_the_whole_log_comes_over_and_then_each_message_and_is_acknowledged() ->
     run(main())
 
 
-def test_a_slave_that_was_killed_goes_on_where_its_log_ends() -> None:
+def test_killed_slave_resumes_at_its_log_end() -> None:
     async def main() -> None:
         member, master = await master_with(100)
         slave = Follower(Member(B), master)
@@ -199,7 +199,7 @@ def test_a_slave_that_was_killed_goes_on_where_its_log_ends() -> None:
     run(main())
 
 
-def test_what_a_master_lost_in_a_power_cut_is_kept_aside_and_cut_off_and_the_logs_are_equal_again() -> None:
+def test_slave_keeps_and_truncates_a_tail_that_its_master_lost() -> None:
     async def main() -> None:
         member, master = await master_with(100)
         member.store.after_flush(member.store.flush())
@@ -224,7 +224,7 @@ def test_what_a_master_lost_in_a_power_cut_is_kept_aside_and_cut_off_and_the_log
     run(main())
 
 
-def test_a_master_that_lost_its_tail_and_was_started_twice_since_is_not_followed() -> None:
+def test_master_restarted_twice_after_losing_its_tail_is_not_followed() -> None:
     """No record exists of the incarnation in between, and its writes have the same sizes."""
 
     async def main() -> None:
@@ -252,7 +252,7 @@ def test_a_master_that_lost_its_tail_and_was_started_twice_since_is_not_followed
     run(main())
 
 
-def test_a_master_that_does_not_say_what_it_is_is_sent_nothing_and_asked_again() -> None:
+def test_unidentified_master_gets_no_request_and_is_asked_again() -> None:
     async def main() -> None:
         _, master = await master_with(10)
         master.is_dumb = True
@@ -267,7 +267,7 @@ def test_a_master_that_does_not_say_what_it_is_is_sent_nothing_and_asked_again()
     run(main())
 
 
-def test_a_log_that_is_nobodys_known_is_not_continued_and_the_operator_is_told() -> None:
+def test_log_of_unknown_origin_is_not_continued_and_is_reported() -> None:
     async def main() -> None:
         member, master = await master_with(10)
         slave = Follower(Member(B), master)

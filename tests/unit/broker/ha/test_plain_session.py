@@ -83,7 +83,7 @@ def ended(actions: list[Action]) -> str | None:
 # -- requests
 
 
-def test_an_empty_log_asks_from_1_and_begins_with_the_byte_that_it_did_not_get() -> None:
+def test_empty_log_requests_from_1_and_adds_the_first_byte_itself() -> None:
     """A request for 0 would mean the newest file."""
     session = asking(0, 0)
     assert session.told(master(), None, 0.0) == [Attached(0)]
@@ -94,7 +94,7 @@ def test_an_empty_log_asks_from_1_and_begins_with_the_byte_that_it_did_not_get()
     assert session.received == 5
 
 
-def test_an_empty_log_under_a_master_that_has_deleted_files_begins_with_its_lowest() -> None:
+def test_empty_log_starts_at_the_lowest_file_that_the_master_has() -> None:
     session = asking(0, 0)
     assert session.told(master(begin=300), None, 0.0) == [Attached(0)]
     assert session.attached(0, 0.0) == [Send(pack(">q", 300))]
@@ -108,7 +108,7 @@ def joined(end: int, own: tuple[int, bytes] | None, of: StockMaster | None = Non
     return session, session.attached(end, 0.0)
 
 
-def test_a_log_goes_on_where_it_ends_once_its_last_record_has_come_again() -> None:
+def test_log_resumes_once_its_last_record_was_received_again() -> None:
     session, asked = joined(700, (680, b"record"))
     assert asked == [Send(pack(">q", 680))]
     assert session.receive_data(frame(680, b"rec") + frame(683), 0.0) == []
@@ -118,7 +118,7 @@ def test_a_log_goes_on_where_it_ends_once_its_last_record_has_come_again() -> No
     assert session.received == 2
 
 
-def test_a_master_whose_log_is_another_below_the_end_of_this_one_is_not_followed() -> None:
+def test_master_whose_log_differs_below_this_ones_end_is_not_followed() -> None:
     """The master lost its tail, wrote on and restarted once more, so that its log then ended above this one's."""
     session, _ = joined(700, (680, b"record" + b"x" * 14))
     session.receive_data(frame(680, b"record"), 0.0)
@@ -128,7 +128,7 @@ def test_a_master_whose_log_is_another_below_the_end_of_this_one_is_not_followed
 
 
 @pytest.mark.parametrize("own", [None, (290, b"x" * 10)], ids=["no record is left", "the master has dropped it"])
-def test_a_log_of_which_the_master_has_nothing_is_not_continued(own: tuple[int, bytes] | None) -> None:
+def test_log_without_a_common_record_is_not_continued(own: tuple[int, bytes] | None) -> None:
     session, asked = joined(700, own, master(begin=300))
     assert ended(asked) == Reason.GONE.value
     assert session.is_ended
@@ -137,7 +137,7 @@ def test_a_log_of_which_the_master_has_nothing_is_not_continued(own: tuple[int, 
 # -- a master that lost its tail
 
 
-def test_what_a_restarted_master_no_longer_has_is_cut_off_before_it_is_asked_for_more() -> None:
+def test_tail_that_a_restarted_master_lost_is_truncated_before_a_request() -> None:
     session = asking(0, 800)
     assert session.told(master(replace(LIFE, boot_ms=LIFE.boot_ms + 1)), LIFE, 0.0) == [Cut(500)]
     assert session.parted(480) == [Attached(0)]
@@ -145,14 +145,14 @@ def test_what_a_restarted_master_no_longer_has_is_cut_off_before_it_is_asked_for
     assert copied(session.receive_data(frame(470, LAST + b"ab"), 0.0)) == [Send(pack(">q", 480)), Append(480, b"ab")]
 
 
-def test_a_life_that_ended_where_the_one_before_did_is_another_all_the_same() -> None:
+def test_incarnation_that_ends_like_the_former_one_is_a_new_one() -> None:
     """It wrote above that offset, was killed, and lost all of it."""
     again = replace(LIFE, boot_ms=LIFE.boot_ms + 1)
     assert again.end_at_start == LIFE.end_at_start
     assert asking(0, 800).told(master(again), LIFE, 0.0) == [Cut(500)]
 
 
-def test_what_the_master_has_written_since_its_start_is_not_cut() -> None:
+def test_bytes_written_since_the_masters_start_are_not_truncated() -> None:
     assert asking(0, 800).told(master(), LIFE, 0.0) == [Attached(0)]
     assert asking(0, 500).told(master(replace(LIFE, boot_ms=1)), LIFE, 0.0) == [Attached(0)]
 
@@ -179,7 +179,7 @@ def test_what_the_master_has_written_since_its_start_is_not_cut() -> None:
         (0, 0, None, master(forceVerifyPropCRC="true"), Reason.FORMAT),
     ],
 )
-def test_whose_log_this_can_not_be_is_not_followed(
+def test_master_of_a_foreign_log_is_not_followed(
     begin: int, end: int, followed: Life | None, of: StockMaster, reason: Reason
 ) -> None:
     session = asking(begin, end)
@@ -188,7 +188,7 @@ def test_whose_log_this_can_not_be_is_not_followed(
     assert session.attached(0, 0.0) == session.parted(0) == session.receive_data(frame(0, b"x"), 0.0) == []
 
 
-def test_the_names_that_have_to_be_equal_are_the_configurations() -> None:
+def test_stock_master_with_equal_configured_names_is_accepted() -> None:
     assert unlike_stock(hello(), master()) is None
 
 
@@ -198,27 +198,27 @@ def test_the_names_that_have_to_be_equal_are_the_configurations() -> None:
 @pytest.mark.parametrize(
     "data", [frame(699, b"x"), frame(701, b"x"), frame(0), pack(">qi", 700, -1), pack(">qi", -1, 1)]
 )
-def test_bytes_that_do_not_go_on_where_the_log_ends_are_not_taken(data: bytes) -> None:
+def test_bytes_that_do_not_start_at_the_log_end_are_refused(data: bytes) -> None:
     assert ended(following(0, 700).receive_data(data, 0.0)) is None
 
 
-def test_what_came_before_a_fault_is_stored() -> None:
+def test_bytes_before_a_malformed_frame_are_stored() -> None:
     actions = copied(following(0, 700).receive_data(frame(700, b"ab") + frame(9), 0.0))
     assert actions[0] == Append(700, b"ab")
     assert ended(actions[1:]) is None
 
 
-def test_nothing_of_a_claimed_size_that_no_master_sends_is_waited_for() -> None:
+def test_oversized_frame_is_refused_at_its_head() -> None:
     assert ended(following(0, 700).receive_data(pack(">qi", 700, BODY_MAX + 1), 0.0)) is None
 
 
-def test_bytes_before_they_are_asked_for_end_the_connection() -> None:
+def test_bytes_before_a_request_end_the_connection() -> None:
     session = asking(0, 700)
     assert ended(session.receive_data(frame(700, b"ab"), 0.0)) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bytes_are_taken_the_same_however_they_are_cut(seed: int) -> None:
+def test_bytes_are_appended_equally_from_any_division_of_the_stream(seed: int) -> None:
     dice = random.Random(seed)
     log = dice.randbytes(5000)
     stream, at = b"", 1
@@ -240,14 +240,14 @@ def test_bytes_are_taken_the_same_however_they_are_cut(seed: int) -> None:
 # -- acknowledgements
 
 
-def test_what_is_stored_is_acknowledged_and_known_to_be_there_once() -> None:
+def test_stored_bytes_are_acknowledged_and_confirmed_once() -> None:
     session = following(0, 700)
     session.receive_data(frame(700, b"abc"), 0.0)
     assert session.stored(703, 703, 1.0) == [Send(pack(">q", 703)), Confirmed(703)]
     assert session.stored(703, 703, 1.0) == []
 
 
-def test_a_silent_slave_reports_what_it_has_and_a_silent_master_is_left() -> None:
+def test_idle_slave_reports_its_end_and_leaves_a_silent_master() -> None:
     session = following(0, 700)
     assert session.wake_at == STOCK_HEARTBEAT_S
     assert session.tick(STOCK_HEARTBEAT_S - 0.1) == []
@@ -267,13 +267,13 @@ RUNTIME = b'{"table":{"bootTimestamp":"1700000000000","commitLogMinOffset":"0","
 HA_INFO = {"masterFlushOffset": "500", "masterHaAddress": "m:10912", "masterAddress": "m:10911"}
 
 
-def test_a_master_whose_log_is_empty_begins_at_0() -> None:
+def test_master_with_an_empty_log_begins_at_0() -> None:
     runtime = b'{"table":{"bootTimestamp":"1700000000000","commitLogMinOffset":"-1","commitLogMaxOffset":"0"}}'
     found = read_stock_master(PROPERTIES, runtime, HA_INFO | {"masterFlushOffset": "0"})
     assert (found.begin, found.end) == (0, 0)
 
 
-def test_a_master_is_read_out_of_its_three_answers() -> None:
+def test_master_description_is_read_from_its_three_answers() -> None:
     found = read_stock_master(PROPERTIES, RUNTIME, HA_INFO)
     assert found == replace(master(), settings=SETTINGS | {"namesrvAddr": "a:1;b:1=2"})
 
@@ -291,8 +291,6 @@ def test_a_master_is_read_out_of_its_three_answers() -> None:
         (PROPERTIES, RUNTIME, HA_INFO | {"masterFlushOffset": ""}),
     ],
 )
-def test_a_master_that_says_less_than_a_slave_has_to_know_is_not_followed(
-    properties: str, runtime: bytes, ha_info: dict[str, str]
-) -> None:
+def test_incomplete_master_description_is_refused(properties: str, runtime: bytes, ha_info: dict[str, str]) -> None:
     with pytest.raises(NeveError):
         read_stock_master(properties, runtime, ha_info)

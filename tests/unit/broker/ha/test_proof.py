@@ -29,7 +29,7 @@ def greeting_of(master: Master) -> Hello:
     return answer
 
 
-def test_two_that_know_it_shake_hands() -> None:
+def test_members_with_the_same_secret_shake_hands() -> None:
     master, follower = Master(secret=SECRET), slave()
     (sent,) = follower.receive_data(encode_hello(greeting_of(master)), 0.0)
     assert isinstance(sent, Send)
@@ -38,7 +38,7 @@ def test_two_that_know_it_shake_hands() -> None:
     assert master.session.state is MasterState.SHAKEN
 
 
-def test_a_slave_that_does_not_prove_it_is_refused_by_name() -> None:
+def test_slave_without_the_secret_is_refused_with_a_reason() -> None:
     for made_by in (b"", b"user\0another"):
         master = Master(secret=SECRET)
         greeting = greeting_of(master)
@@ -50,7 +50,7 @@ def test_a_slave_that_does_not_prove_it_is_refused_by_name() -> None:
     assert refused(master.session.receive_data(H1, 0.0)) == (Reason.STRANGER.value, True)
 
 
-def test_what_was_proven_once_is_of_no_use_on_another_connection_nor_as_another_member() -> None:
+def test_stolen_proof_is_refused_on_another_connection_or_as_another_id() -> None:
     first = Master(secret=SECRET)
     answer = proven(replace(hello(), answers=greeting_of(first).nonce), SLAVE, SECRET)
     assert first.session.receive_data(encode_hello(answer), 0.0) == []
@@ -60,20 +60,20 @@ def test_what_was_proven_once_is_of_no_use_on_another_connection_nor_as_another_
         assert refused(other.session.receive_data(encode_hello(stolen), 0.0)) == (Reason.STRANGER.value, True)
 
 
-def test_a_master_that_does_not_prove_it_is_not_followed() -> None:
+def test_master_without_the_secret_is_not_followed() -> None:
     for master in (Master(), Master(secret=b"user\0another")):
         assert why(slave().receive_data(encode_hello(greeting_of(master)), 0.0)) == Reason.STRANGER.value
     mirrored = proven(replace(hello(1), answers="n2"), SLAVE, SECRET)  # the slave's own hello, sent back
     assert why(slave().receive_data(encode_hello(mirrored), 0.0)) == Reason.STRANGER.value
 
 
-def test_a_stock_member_is_not_admitted_where_there_is_a_secret() -> None:
+def test_stock_member_is_not_admitted_if_there_is_a_secret() -> None:
     master = Master(secret=SECRET, admits_stock=True)
     assert refused(master.shake()) == (Reason.STOCK.value, False)
 
 
 @pytest.mark.parametrize("side", [MASTER, SLAVE])
-def test_each_word_of_a_hello_is_under_its_proof(side: str) -> None:
+def test_proof_covers_each_field_of_a_hello(side: str) -> None:
     said = proven(replace(hello(), answers="n1"), side, SECRET)
     assert is_proven(said, side, SECRET)
     for other in (

@@ -31,7 +31,7 @@ def reigning(clock: ManualClock) -> tuple[Reign, Confirm]:
 
 
 @pytest.mark.parametrize("is_deposed", [False, True])
-def test_who_is_refused_is_told_whether_nobody_is_heard_or_another_one_is_master(*, is_deposed: bool) -> None:
+def test_refusal_distinguishes_a_deposed_master_from_an_isolated_one(*, is_deposed: bool) -> None:
     clock = ManualClock()
     reign, confirm = reigning(clock)
     assert reign.acknowledged() == 0

@@ -20,39 +20,39 @@ def of_set(*lines: str) -> SetSettings:
     return found
 
 
-def test_a_broker_that_says_nothing_of_a_set_stands_alone() -> None:
+def test_broker_without_replication_keys_has_no_set() -> None:
     assert settings() is None
     assert settings("brokerRole=ASYNC_MASTER", "inSyncReplicas=1", "minInSyncReplicas=1") is None
 
 
 @pytest.mark.parametrize(("mode", "least"), [("sync", 2), ("sync-available", 1), ("async", 1)])
-def test_each_mode_has_its_least_number_of_members(mode: str, least: int) -> None:
+def test_each_mode_has_its_minimum_of_in_sync_replicas(mode: str, least: int) -> None:
     found = of_set(f"replication={mode}")
     assert found.rules.confirm.replication is Replication(mode)
     assert found.rules.confirm.min_in_sync == least
 
 
-def test_more_members_than_two_may_be_asked_for() -> None:
+def test_minimum_above_two_in_sync_replicas_is_accepted() -> None:
     assert of_set("replication=sync", "minInSyncReplicas=3", "inSyncReplicas=3").rules.confirm.min_in_sync == 3
 
 
-def test_what_is_acknowledged_from_memory_follows_the_flush_rule() -> None:
+def test_acknowledging_from_memory_follows_the_flush_mode() -> None:
     assert of_set("replication=sync").rules.acknowledges_from_memory
     assert not of_set("replication=sync", "flushDiskType=SYNC_FLUSH").rules.acknowledges_from_memory
 
 
 @pytest.mark.parametrize("mode", ["sync", "sync-available"])
-def test_under_apaches_controller_what_waits_for_slaves_has_to_be_on_their_disks(mode: str) -> None:
+def test_apache_controller_requires_sync_flush_if_slaves_are_waited_for(mode: str) -> None:
     """It does not distinguish two incarnations of a broker, whatever a power cut took from the first one."""
     assert "flushDiskType=SYNC_FLUSH" in of_set(f"replication={mode}").stock_is_refused
     assert of_set(f"replication={mode}", "flushDiskType=SYNC_FLUSH").stock_is_refused == ""
 
 
-def test_under_apaches_controller_who_waits_for_nobody_promises_no_less() -> None:
+def test_apache_controller_is_accepted_with_async_replication() -> None:
     assert of_set("replication=async").stock_is_refused == ""
 
 
-def test_several_controllers_are_told_apart() -> None:
+def test_controller_addresses_are_separated_by_semicolon_or_comma() -> None:
     assert settings("replication=sync", "controllerAddr=a:1; b:2,c:3") is not None
     found = settings("replication=sync", "controllerAddr=a:1; b:2,c:3")
     assert found is not None
@@ -86,6 +86,6 @@ def test_several_controllers_are_told_apart() -> None:
         ),
     ],
 )
-def test_what_only_looks_safe_is_refused(lines: tuple[str, ...], why: str) -> None:
+def test_unsafe_combination_of_keys_is_refused(lines: tuple[str, ...], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         settings(*lines)

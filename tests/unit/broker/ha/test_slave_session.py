@@ -107,12 +107,12 @@ def why(actions: list[Action]) -> str:
 # -- which master it follows
 
 
-def test_it_says_who_it_is_before_anything_else() -> None:
+def test_slave_introduces_itself_first() -> None:
     made = SlaveSession(EMPTY, member_id=B, master_epoch=3, hello=hello())
     assert made.start(0.0) == [Send(encode_hello(hello()))]
 
 
-def test_a_stock_master_hears_nothing_that_it_does_not_know() -> None:
+def test_stock_master_gets_only_frames_that_it_knows() -> None:
     made = SlaveSession(EMPTY, member_id=B, master_epoch=3, hello=None)
     assert made.start(0.0) == [Send(encode_slave_handshake(SlaveHandshake(B)))]
     assert made.receive_data(encode_master_handshake(50, [(3, 0)]), 0.0) == [Attached(3)]
@@ -132,29 +132,27 @@ def test_a_stock_master_hears_nothing_that_it_does_not_know() -> None:
         ({"message_delay_level": "1s"}, "unequal-delay-levels"),
     ],
 )
-def test_a_master_of_another_kind_is_not_followed_and_the_reason_has_a_name(
-    other: dict[str, object], reason: str
-) -> None:
+def test_unsuitable_master_is_refused_with_a_reason(other: dict[str, object], reason: str) -> None:
     made = session()
     assert why(made.receive_data(masters_hello(**other), 0.0)) == reason
     assert made.is_ended
 
 
-def test_a_member_of_the_next_format_is_followed() -> None:
+def test_master_of_the_next_format_is_followed() -> None:
     greeted(format=2)
 
 
-def test_a_master_of_another_epoch_is_not_followed() -> None:
+def test_master_of_another_epoch_is_not_followed() -> None:
     """Such a master is deposed without knowing it, or was elected since. The slave asks the controller again."""
     assert "epoch 2" in why(session().receive_data(masters_hello(master_epoch=2), 0.0))
     assert "epoch 4" in why(session().receive_data(masters_hello(master_epoch=4), 0.0))
 
 
-def test_a_hello_that_answers_another_connection_is_not_believed() -> None:
+def test_hello_that_answers_another_connection_is_refused() -> None:
     assert "broke the protocol" in why(session().receive_data(masters_hello(answers="n9"), 0.0))
 
 
-def test_a_refusal_ends_it_at_any_time_and_keeps_its_name() -> None:
+def test_refusal_ends_the_session_at_any_time_with_its_reason() -> None:
     refusal = Refusal("another-cluster", "production is not staging")
     for made in (session(), greeted(), following()):
         (end,) = made.receive_data(encode_refusal(refusal), 0.0)
@@ -165,31 +163,31 @@ def test_a_refusal_ends_it_at_any_time_and_keeps_its_name() -> None:
 @pytest.mark.parametrize(
     "data", [t2(0, b"abc"), encode_master_handshake(0, ()), encode_ack(5, 5), b"HTTP/1.1 400 Bad Request\r\n"]
 )
-def test_what_does_not_belong_there_ends_it(data: bytes) -> None:
+def test_unexpected_frame_ends_the_session(data: bytes) -> None:
     made = session()
     assert "broke the protocol" in why(made.receive_data(data, 0.0))
     assert made.receive_data(masters_hello(), 0.0) == []
 
 
-def test_a_master_that_is_older_than_the_one_that_was_followed_is_not_followed() -> None:
+def test_master_with_an_older_log_than_the_followed_one_is_refused() -> None:
     made = greeted(Local(0, 10, ((1, 0), (4, 5)), 10, 4))
     assert "can't be the last" in why(made.receive_data(encode_master_handshake(50, [(1, 0)]), 0.0))
 
 
-def test_a_log_of_a_later_epoch_than_the_controller_told_of_is_not_followed() -> None:
+def test_log_of_a_later_epoch_than_the_controllers_is_refused() -> None:
     assert "can't be the last" in why(greeted().receive_data(encode_master_handshake(50, [(4, 0)]), 0.0))
 
 
 # -- where the logs diverge
 
 
-def test_a_slave_that_is_behind_cuts_nothing_and_asks_from_its_end() -> None:
+def test_slave_that_is_behind_requests_from_its_end() -> None:
     made = greeted(Local(0, 30, ((3, 0),), 20, 3))
     assert made.receive_data(encode_master_handshake(90, [(3, 0)]), 0.0) == [Attached(3)]
     assert made.attached(25, 0.0) == [Send(encode_ack(30, 25))]
 
 
-def test_a_former_masters_own_bytes_are_cut_before_anything_is_asked_for() -> None:
+def test_former_masters_diverged_tail_is_truncated_before_a_request() -> None:
     made = greeted(Local(0, 100, ((1, 0), (2, 50)), 60, 2))
     assert made.receive_data(encode_master_handshake(80, [(1, 0), (2, 50), (3, 70)]), 0.0) == [Cut(70)]
     assert made.state is SlaveState.PARTING
@@ -200,7 +198,7 @@ def test_a_former_masters_own_bytes_are_cut_before_anything_is_asked_for() -> No
     assert actions == [Append(66, b"xxxx"), TakeEpochs(((3, 70),)), Append(70, b"y")]
 
 
-def test_below_what_was_cut_a_confirm_of_the_new_master_is_heard() -> None:
+def test_confirm_of_the_new_master_counts_below_a_truncation() -> None:
     """An `async` master had confirmed up to its own end.
 
     Otherwise no new message would be visible below that offset.
@@ -213,7 +211,7 @@ def test_below_what_was_cut_a_confirm_of_the_new_master_is_heard() -> None:
     assert Confirmed(68) in made.stored(70, 70, 0.0)
 
 
-def test_an_epoch_without_bytes_that_the_master_does_not_know_is_forgotten() -> None:
+def test_epoch_without_bytes_that_the_master_lacks_is_dropped() -> None:
     """It came with a heartbeat of a master that wrote nothing. The next master still uses the epoch before."""
     made = greeted(Local(0, 30, ((1, 0), (2, 30)), 30, 2))
     assert made.receive_data(encode_master_handshake(80, [(1, 0), (3, 60)]), 0.0) == [Cut(30)]
@@ -222,7 +220,7 @@ def test_an_epoch_without_bytes_that_the_master_does_not_know_is_forgotten() -> 
     assert plain(made.receive_data(t2(30, b"xx", epoch=1), 0.0)) == [Append(30, b"xx")]
 
 
-def test_below_an_apache_master_that_goes_on_under_the_old_name_what_is_not_confirmed_is_cut() -> None:
+def test_unconfirmed_tail_is_truncated_under_apache_reusing_an_epoch() -> None:
     local = Local(0, 100, ((1, 0), (2, 50)), 60, 2)
     made = session(local, stock=True)
     assert made.receive_data(encode_master_handshake(120, [(1, 0), (2, 50)]), 0.0) == [Cut(60)]
@@ -230,17 +228,17 @@ def test_below_an_apache_master_that_goes_on_under_the_old_name_what_is_not_conf
     assert again.receive_data(encode_master_handshake(120, [(1, 0), (2, 50)]), 0.0) == [Attached(3)]
 
 
-def test_logs_that_have_nothing_in_common_are_not_joined() -> None:
+def test_logs_without_a_common_epoch_are_not_joined() -> None:
     made = greeted(Local(0, 10, ((1, 0),), 10, 1))
     assert why(made.receive_data(encode_master_handshake(90, [(2, 5)]), 0.0)) == "nothing-in-common"
 
 
-def test_a_log_that_parts_below_its_own_begin_is_not_cut() -> None:
+def test_log_that_diverges_below_its_own_begin_is_not_truncated() -> None:
     made = greeted(Local(80, 100, ((1, 0), (2, 40)), 60, 2))
     assert why(made.receive_data(encode_master_handshake(70, [(1, 0), (3, 50)]), 0.0)) == "nothing-in-common"
 
 
-def test_a_log_of_which_nobody_knows_who_wrote_it_follows_nobody() -> None:
+def test_log_without_epochs_follows_no_master() -> None:
     made = greeted(Local(0, 10, (), 0, 0))
     assert why(made.receive_data(encode_master_handshake(90, [(3, 0)]), 0.0)) == "log-without-epochs"
 
@@ -248,7 +246,7 @@ def test_a_log_of_which_nobody_knows_who_wrote_it_follows_nobody() -> None:
 # -- a new member
 
 
-def test_a_new_member_asks_for_all_that_there_is() -> None:
+def test_new_member_requests_the_whole_log() -> None:
     made = greeted()
     made.receive_data(encode_master_handshake(90, [(1, 20), (3, 50)]), 0.0)
     assert made.attached(0, 0.0) == [Send(encode_ack(0, 0))]
@@ -258,7 +256,7 @@ def test_a_new_member_asks_for_all_that_there_is() -> None:
     ]
 
 
-def test_a_new_member_with_an_archive_begins_where_the_masters_log_may_be_evicted_below() -> None:
+def test_new_member_with_an_archive_begins_at_the_eviction_frontier() -> None:
     made = greeted(frontier=True, eviction_frontier=60)
     made.receive_data(encode_master_handshake(90, [(1, 0), (3, 50)]), 0.0)
     assert made.begins_at == 60, "its log does before it asks: what it reports it has"
@@ -272,7 +270,7 @@ def test_a_new_member_with_an_archive_begins_where_the_masters_log_may_be_evicte
 # -- the log
 
 
-def test_an_epoch_is_written_down_before_its_first_byte_is_stored() -> None:
+def test_epoch_is_saved_before_its_first_byte_is_stored() -> None:
     made = following(epochs=((1, 0), (3, 3)), end=9)
     data = t2(0, b"abc", epoch=1) + t2(3, b"def", start=3)
     assert plain(made.receive_data(data, 0.0)) == [
@@ -283,14 +281,14 @@ def test_an_epoch_is_written_down_before_its_first_byte_is_stored() -> None:
     ]
 
 
-def test_what_arrives_together_is_stored_with_one_write_and_acknowledged_once() -> None:
+def test_bytes_received_together_are_stored_and_acknowledged_once() -> None:
     made = following()
     data = b"".join(t2(at, b"abcd") for at in range(0, 40, 4))
     assert plain(made.receive_data(data, 0.0)) == [TakeEpochs(((3, 0),)), Append(0, b"abcd" * 10)]
     assert made.stored(40, 12, 1.0) == [Send(encode_ack(40, 12)), Confirmed(0)][:1]
 
 
-def test_rocketmqs_name_of_the_next_epoch_in_the_last_bytes_of_one_is_understood() -> None:
+def test_rocketmqs_early_name_of_the_next_epoch_is_understood() -> None:
     """RocketMQ's master sends (2, 100) with the bytes that end at 100, and may never send (1, 0)."""
     made = session(stock=True)
     made.receive_data(encode_master_handshake(150, [(1, 0), (2, 100)]), 0.0)
@@ -299,12 +297,12 @@ def test_rocketmqs_name_of_the_next_epoch_in_the_last_bytes_of_one_is_understood
     assert plain(made.receive_data(data, 0.0)) == [TakeEpochs(((1, 0), (2, 100))), Append(0, bytes(150))]
 
 
-def test_a_heartbeat_of_a_new_epoch_teaches_it_before_its_first_byte() -> None:
+def test_heartbeat_of_a_new_epoch_adds_it_before_its_first_byte() -> None:
     made = following(Local(0, 40, ((1, 0),), 0, 3), ((1, 0), (3, 40)))
     assert made.receive_data(t2(40, b"", start=40), 0.0) == [TakeEpochs(((3, 40),))]
 
 
-def test_a_gap_that_a_neve_master_leaves_out_is_stepped_over_and_a_step_back_is_none() -> None:
+def test_gap_in_a_neve_masters_stream_is_skipped_but_not_a_step_back() -> None:
     made = following()
     assert plain(made.receive_data(t2(0, b"ab") + t2(64, b"cd"), 0.0)) == [
         TakeEpochs(((3, 0),)),
@@ -314,7 +312,7 @@ def test_a_gap_that_a_neve_master_leaves_out_is_stepped_over_and_a_step_back_is_
     assert "broke the protocol" in why(made.receive_data(t2(64, b"cd"), 0.0))
 
 
-def test_a_stock_masters_bytes_join_exactly() -> None:
+def test_stock_masters_bytes_must_be_contiguous() -> None:
     made = session(stock=True)
     made.receive_data(encode_master_handshake(150, [(3, 0)]), 0.0)
     made.attached(0, 0.0)
@@ -334,7 +332,7 @@ def asking_again(record: tuple[int, bytes] | None = (30, RECORD), local: Local =
     return made
 
 
-def test_a_stock_masters_last_record_has_to_be_the_own_one_before_more_of_it_is_taken() -> None:
+def test_stock_masters_last_record_is_compared_before_new_bytes() -> None:
     made = asking_again()
     assert made.attached(40, 0.0) == [Send(encode_ack(30))]
     assert made.stored(40, 40, 0.0) == [], "nothing that is here is acknowledged before"
@@ -345,7 +343,7 @@ def test_a_stock_masters_last_record_has_to_be_the_own_one_before_more_of_it_is_
     assert made.stored(43, 43, 0.0) == [Send(encode_ack(43)), Confirmed(42)]
 
 
-def test_a_stock_master_that_has_gone_on_over_what_is_here_is_not_followed() -> None:
+def test_stock_master_that_overwrote_this_logs_tail_is_not_followed() -> None:
     """A power cut took its tail, and it returned within its epoch before the controller noticed."""
     for first in (RECORD[:4], b""):
         made = asking_again()
@@ -359,7 +357,7 @@ def test_a_stock_master_that_has_gone_on_over_what_is_here_is_not_followed() -> 
 
 
 @pytest.mark.parametrize("record", [None, (30, RECORD[:6])], ids=["none is here", "its file has ended"])
-def test_where_a_stock_master_may_have_nothing_to_compare_it_is_asked_for_what_comes_next(
+def test_stock_master_without_a_comparable_record_is_asked_for_new_bytes(
     record: tuple[int, bytes] | None,
 ) -> None:
     made = asking_again(record)
@@ -368,13 +366,13 @@ def test_where_a_stock_master_may_have_nothing_to_compare_it_is_asked_for_what_c
 
 
 @pytest.mark.parametrize("frame", [t2(40, b"x", epoch=1, start=0), t2(40, b"x", epoch=4, start=20)])
-def test_bytes_whose_epoch_goes_back_are_not_stored(frame: bytes) -> None:
+def test_bytes_with_a_decreasing_epoch_are_refused(frame: bytes) -> None:
     made = following(Local(0, 40, ((1, 0), (3, 30)), 0, 3), ((1, 0), (3, 30)))
     actions = made.receive_data(frame, 0.0)
     assert "epochs" in why(actions)
 
 
-def test_what_came_whole_before_a_fault_is_stored() -> None:
+def test_whole_bytes_before_a_malformed_frame_are_stored() -> None:
     made = following()
     actions = plain(made.receive_data(t2(0, b"ab") + b"garbage!", 0.0))
     assert actions[:2] == [TakeEpochs(((3, 0),)), Append(0, b"ab")]
@@ -384,7 +382,7 @@ def test_what_came_whole_before_a_fault_is_stored() -> None:
 # -- acknowledged and confirmed offsets
 
 
-def test_only_what_is_stored_is_acknowledged() -> None:
+def test_only_stored_bytes_are_acknowledged() -> None:
     made = following()
     made.receive_data(t2(0, b"abcdefgh"), 0.0)
     assert made.stored(6, 6, 0.0) == [Send(encode_ack(6, 6))], "the rest is the begin of a record"
@@ -392,7 +390,7 @@ def test_only_what_is_stored_is_acknowledged() -> None:
     assert made.stored(6, 6, 0.0) == []
 
 
-def test_a_later_sync_is_told_to_a_neve_master_and_not_to_a_stock_one() -> None:
+def test_later_sync_is_reported_to_a_neve_master_but_not_to_a_stock_one() -> None:
     made = following()
     made.receive_data(t2(0, b"abcdefgh"), 0.0)
     assert made.stored(8, 0, 0.0) == [Send(encode_ack(8, 0))]
@@ -405,7 +403,7 @@ def test_a_later_sync_is_told_to_a_neve_master_and_not_to_a_stock_one() -> None:
     assert stock.stored(8, 8, 0.0) == []
 
 
-def test_a_slaves_confirm_is_the_masters_as_far_as_its_log_goes() -> None:
+def test_confirmed_offset_is_the_masters_limited_by_the_local_log() -> None:
     made = following()
     assert not [one for one in made.receive_data(t2(0, b"abcd", confirm=100), 0.0) if isinstance(one, Confirmed)]
     assert made.stored(4, 0, 0.0)[-1] == Confirmed(4)
@@ -414,7 +412,7 @@ def test_a_slaves_confirm_is_the_masters_as_far_as_its_log_goes() -> None:
     assert made.stored(8, 0, 0.0)[-1] == Confirmed(8)
 
 
-def test_a_confirm_that_comes_alone_is_told_at_once_and_never_backwards() -> None:
+def test_confirm_in_a_heartbeat_is_applied_at_once_and_never_decreases() -> None:
     made = following(Local(0, 40, ((3, 0),), 10, 3), end=40)
     assert made.receive_data(t2(40, b"", confirm=30), 0.0) == [Confirmed(30)]
     assert made.receive_data(t2(40, b"", confirm=20), 0.0) == []
@@ -423,7 +421,7 @@ def test_a_confirm_that_comes_alone_is_told_at_once_and_never_backwards() -> Non
 # -- time
 
 
-def test_a_slave_that_has_nothing_to_acknowledge_says_so_every_second() -> None:
+def test_idle_slave_sends_a_heartbeat_every_second() -> None:
     made = following(Local(0, 40, ((3, 0),), 10, 3), end=40)
     assert made.wake_at == HEARTBEAT_S
     assert made.tick(0.9) == []
@@ -431,7 +429,7 @@ def test_a_slave_that_has_nothing_to_acknowledge_says_so_every_second() -> None:
     assert made.wake_at == 2 * HEARTBEAT_S
 
 
-def test_a_master_of_an_idle_set_hears_its_slave_or_a_controller_long_before_it_takes_itself_for_cut_off() -> None:
+def test_cut_off_timeout_is_three_heartbeats_and_polls_at_least() -> None:
     """Two of either may be late."""
     cut_off_after = BrokerConfig().controller_heart_beat_timeout_mills / 1000
     assert cut_off_after >= 3 * HEARTBEAT_S
@@ -439,7 +437,7 @@ def test_a_master_of_an_idle_set_hears_its_slave_or_a_controller_long_before_it_
     assert 3 * rules.poll_every <= cut_off_after
 
 
-def test_what_was_only_in_memory_when_it_was_acknowledged_is_told_of_once_it_is_on_the_disk() -> None:
+def test_later_fsync_of_acknowledged_bytes_is_reported() -> None:
     """The master archives bytes that all members have fsynced.
 
     Without the report, an idle log would keep an unarchived end.
@@ -455,12 +453,12 @@ def test_what_was_only_in_memory_when_it_was_acknowledged_is_told_of_once_it_is_
 
 
 @pytest.mark.parametrize("make", [session, greeted])
-def test_who_does_not_follow_yet_has_nothing_to_say_and_is_not_woken_for_it(make: Callable[[], SlaveSession]) -> None:
+def test_slave_sends_no_heartbeat_before_it_follows(make: Callable[[], SlaveSession]) -> None:
     assert make().wake_at == SILENCE_S
 
 
 @pytest.mark.parametrize("make", [session, greeted, following])
-def test_a_master_that_is_silent_for_twenty_seconds_is_left(make: Callable[[], SlaveSession]) -> None:
+def test_silent_master_is_left_after_twenty_seconds(make: Callable[[], SlaveSession]) -> None:
     made = make()
     made.tick(5.0)
     assert not [one for one in made.tick(SILENCE_S - 0.1) if isinstance(one, End)]

@@ -20,7 +20,7 @@ SETTINGS = {
 }
 
 
-def test_a_master_of_the_same_set_with_the_same_kind_of_log_is_followed() -> None:
+def test_master_of_the_same_set_and_log_format_is_accepted() -> None:
     assert unlike_stock_member(hello(), SETTINGS, waits=True) is None
 
 
@@ -38,11 +38,11 @@ def test_a_master_of_the_same_set_with_the_same_kind_of_log_is_followed() -> Non
         ({"allAckInSyncStateSet": "false"}, "allAckInSyncStateSet"),
     ],
 )
-def test_a_master_that_is_unlike_is_not(changed: dict[str, str], why: str) -> None:
+def test_master_with_a_differing_setting_is_refused(changed: dict[str, str], why: str) -> None:
     fault = unlike_stock_member(hello(), SETTINGS | changed, waits=True)
     assert fault is not None
     assert why in fault.text
 
 
-def test_a_master_that_confirms_alone_is_followed_where_nothing_waits_for_slaves_anyway() -> None:
+def test_master_that_confirms_alone_is_accepted_if_nothing_waits() -> None:
     assert unlike_stock_member(hello(), SETTINGS | {"allAckInSyncStateSet": "false"}, waits=False) is None

@@ -33,13 +33,13 @@ def looked(begun: StockReach, seen: Look, *times: float) -> int:
     return begun.offset
 
 
-def test_only_files_that_are_full_may_be_archived() -> None:
+def test_only_full_files_are_archivable() -> None:
     assert looked(reach(), look(3999), 0, FLUSH_S) == 3000
     assert looked(reach(), look(4000), 0, FLUSH_S) == 4000
     assert looked(reach(), look(999), 0, FLUSH_S) == 0
 
 
-def test_only_what_has_been_full_for_as_long_as_a_thorough_flush_takes() -> None:
+def test_full_file_is_archivable_after_a_thorough_flush_interval() -> None:
     begun = reach()
     assert looked(begun, look(1500), 0, FLUSH_S - 0.1) == UNKNOWN
     assert looked(begun, look(2500), FLUSH_S) == 1000, "the first file"
@@ -47,13 +47,13 @@ def test_only_what_has_been_full_for_as_long_as_a_thorough_flush_takes() -> None
     assert looked(begun, look(9500), 2 * FLUSH_S) == 2000, "and then the second; what came since has to wait"
 
 
-def test_only_what_the_master_has_flushed() -> None:
+def test_archivable_limit_is_at_most_the_masters_flushed_offset() -> None:
     begun = reach()
     assert looked(begun, look(3500, flushed=1999), 0, FLUSH_S, 100) == 1000
     assert looked(begun, look(3500, flushed=2000), 101) == 2000
 
 
-def test_only_what_each_slave_in_sync_has() -> None:
+def test_archivable_limit_is_at_most_each_in_sync_slaves_end() -> None:
     begun = reach()
     assert looked(begun, look(3500, in_sync=(3500, 1200)), 0, FLUSH_S) == 1000
     assert looked(begun, look(3500, in_sync=(3500, 3400)), 20) == 3000
@@ -61,13 +61,13 @@ def test_only_what_each_slave_in_sync_has() -> None:
     assert looked(begun, look(3500, in_sync=()), 22) == 3000
 
 
-def test_what_a_killed_master_had_written_is_waited_for_until_the_kernel_has_brought_it_to_the_disk() -> None:
+def test_killed_masters_writes_are_archivable_after_the_kernel_writeback() -> None:
     begun = reach(end_at_start=1700)
     assert looked(begun, look(3500), 0, FLUSH_S, WRITTEN_BACK_S - 0.1) == UNKNOWN
     assert looked(begun, look(3500), WRITTEN_BACK_S) == 3000
 
 
-def test_what_was_heard_in_a_life_counts_over_its_connections_and_not_in_the_next() -> None:
+def test_observations_outlive_connections_but_not_the_masters_process() -> None:
     begun = reach()
     begun.heard(look(2500), 0)
     begun.attached(BOOT, 0, FLUSH_S, 5.0)
@@ -80,7 +80,7 @@ def test_what_was_heard_in_a_life_counts_over_its_connections_and_not_in_the_nex
     assert begun.offset == UNKNOWN
 
 
-def test_nothing_is_archived_of_a_master_that_does_not_say_how_often_it_flushes() -> None:
+def test_master_without_flush_intervals_archives_nothing() -> None:
     assert looked(reach(flush_s=None), look(5000), 0, 1e6) == UNKNOWN
     whole = {"flushCommitLogThoroughInterval": "10000", "flushIntervalCommitLog": "500"}
     assert flush_takes_s(whole) == FLUSH_S
@@ -112,12 +112,12 @@ def ha_status(*slaves: tuple[int, bool], end: int = 1 << 40, master: bool = True
         ("3.5 GiB", 3865470567),
     ],
 )
-def test_what_is_not_flushed_is_taken_for_the_most_that_is_written_so(behind: str, most: int) -> None:
+def test_unflushed_bytes_are_the_upper_bound_of_the_printed_size(behind: str, most: int) -> None:
     seen = read_look(runtime(), ha_status((5, True)), runtime(behind=behind), BOOT)
     assert seen == Look(begin=0, end=1 << 40, flushed=(1 << 40) - most, in_sync=(5,))
 
 
-def test_a_slave_that_is_not_in_sync_holds_nothing_up() -> None:
+def test_slave_out_of_sync_does_not_limit_the_archivable_offset() -> None:
     seen = read_look(runtime(), ha_status((5, False), (900, True), (800, True), end=900), runtime(), BOOT)
     assert seen == Look(begin=0, end=900, flushed=900, in_sync=(900, 800))
 
@@ -132,9 +132,7 @@ def test_a_slave_that_is_not_in_sync_holds_nothing_up() -> None:
     ],
     ids=["another life before", "another life after", "no master", "without the slave that asks"],
 )
-def test_answers_that_may_be_of_several_lives_or_of_no_master_say_nothing(
-    before: bytes, status: bytes, after: bytes
-) -> None:
+def test_answers_of_several_processes_or_of_no_master_are_ignored(before: bytes, status: bytes, after: bytes) -> None:
     assert read_look(before, status, after, BOOT) is None
 
 
@@ -149,6 +147,6 @@ def test_answers_that_may_be_of_several_lives_or_of_no_master_say_nothing(
         (ha_status((5, True)), runtime(behind="1.25 KiB")),
     ],
 )
-def test_an_answer_that_can_not_be_read_is_an_error(status: bytes, after: bytes) -> None:
+def test_unreadable_answer_is_an_error(status: bytes, after: bytes) -> None:
     with pytest.raises(NeveError, match="does not say how safe its log is"):
         read_look(runtime(), status, after, BOOT)

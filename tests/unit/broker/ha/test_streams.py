@@ -110,7 +110,7 @@ def assert_prefix(slave: Member, master: Member) -> None:
 
 
 @pytest.mark.parametrize("stock", [False, True], ids=["neve", "stock"])
-def test_whatever_the_links_do_a_slaves_log_is_its_masters(stock: bool) -> None:
+def test_slave_log_equals_the_masters_whatever_the_links_do(stock: bool) -> None:
     whole = 0
     for seed in range(120):
         dice = random.Random(seed)

@@ -52,12 +52,12 @@ EACH: list[Change] = [
 ]
 
 
-def test_each_kind_of_change_is_read_as_it_was_written() -> None:
+def test_each_kind_of_change_is_decoded_as_encoded() -> None:
     assert [decode_change(encode_change(change)) for change in EACH] == EACH
     assert {json.loads(encode_change(change))["kind"] for change in EACH} == KINDS, "a kind is not in this test"
 
 
-def test_the_layout_of_a_record_is_what_the_next_version_finds_in_old_logs() -> None:
+def test_layout_of_a_record_is_stable_for_later_versions() -> None:
     assert json.loads(encode_change(EACH[1])) == {
         "v": 1, "kind": "topic gone", "topic": "t", "ends": {"0": 7, "1": 0}, "beginsAgain": True, "version": STAMP,
     }  # fmt: skip
@@ -70,7 +70,7 @@ def test_the_layout_of_a_record_is_what_the_next_version_finds_in_old_logs() -> 
         b'{"v":1,"kind":"user moved","name":"u","password":"hidden"}',
     ],
 )
-def test_what_a_newer_neve_wrote_is_refused_by_name(record: bytes) -> None:
+def test_record_of_a_newer_version_is_refused_by_its_kind(record: bytes) -> None:
     with pytest.raises(UnreadableChange, match="written by a newer neve") as refusal:
         decode_change(record)
     assert "hidden" not in str(refusal.value)
@@ -85,11 +85,11 @@ def test_what_a_newer_neve_wrote_is_refused_by_name(record: bytes) -> None:
         b'{"v":1,"kind":"user gone","name":"hidden',
     ],
 )  # fmt: skip
-def test_a_damaged_record_is_refused_and_no_secret_is_told(record: bytes) -> None:
+def test_damaged_record_is_refused_without_revealing_a_secret(record: bytes) -> None:
     with pytest.raises(UnreadableChange, match="damaged") as refusal:
         decode_change(record)
     assert "hidden" not in str(refusal.value)
 
 
-def test_a_field_that_a_later_version_adds_does_not_keep_a_record_from_being_read() -> None:
+def test_unknown_field_of_a_later_version_is_ignored() -> None:
     assert decode_change(b'{"v":1,"kind":"user gone","name":"u","by":"root"}') == UserGone(name="u")

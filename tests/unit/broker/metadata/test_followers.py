@@ -168,7 +168,7 @@ def alike(member: Member) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_slave_that_hears_the_log_ends_as_its_master_whatever_happens_to_it(seed: int, tmp_path: Path) -> None:
+def test_slave_that_follows_the_log_ends_equal_to_its_master(seed: int, tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     story = Story(seed, clock)
     master = Member(tmp_path / "a", clock, seed)
@@ -182,7 +182,7 @@ def test_a_slave_that_hears_the_log_ends_as_its_master_whatever_happens_to_it(se
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_member_that_begins_with_an_image_ends_as_one_that_heard_everything(seed: int, tmp_path: Path) -> None:
+def test_member_that_begins_with_an_image_ends_equal_to_its_master(seed: int, tmp_path: Path) -> None:
     """Its log begins with the record behind the image."""
     clock = ManualClock(1_700_000_000_000)
     story = Story(seed, clock)
@@ -234,7 +234,7 @@ def test_image_of_equal_tables_is_adopted_without_a_write(
     assert writes[0] == "metadataImage.json"
 
 
-def test_a_hundred_changes_of_the_master_leave_the_tables_equal(tmp_path: Path) -> None:
+def test_tables_stay_equal_over_a_hundred_changes_of_the_master(tmp_path: Path) -> None:
     clock, dice = ManualClock(1_700_000_000_000), random.Random(7)
     story = Story(7, clock)
     members = [Member(tmp_path / name, clock, number) for number, name in enumerate("abc")]
@@ -257,7 +257,7 @@ def test_a_hundred_changes_of_the_master_leave_the_tables_equal(tmp_path: Path) 
     assert master.topics.topics and master.journal.position > 100
 
 
-def test_where_groups_stand_is_polled_whole_and_what_the_log_said_since_holds(tmp_path: Path) -> None:
+def test_offsets_image_keeps_the_resets_and_deletions_that_the_log_made(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     master, slave = Member(tmp_path / "a", clock), Member(tmp_path / "b", clock)
     master.topics.create_plain("t", 2)
@@ -284,7 +284,7 @@ def test_where_groups_stand_is_polled_whole_and_what_the_log_said_since_holds(tm
     assert slave.offsets.take_reset("reset later", "t", 0) == 1, "who is not told yet is told by the next master"
 
 
-def test_a_new_master_lets_no_group_stand_above_what_it_has(tmp_path: Path) -> None:
+def test_new_master_limits_committed_offsets_to_its_log_end(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     master, slave = Member(tmp_path / "a", clock), Member(tmp_path / "b", clock)
     master.topics.create_plain("t", 1)

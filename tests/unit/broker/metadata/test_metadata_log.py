@@ -73,7 +73,7 @@ CHANGES_OF_ALL_KINDS: dict[str, Callable[[Member], object]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES_OF_ALL_KINDS)
-def test_what_was_in_the_log_and_not_in_its_tables_file_is_there_after_a_crash(member: Member, kind: str) -> None:
+def test_logged_change_is_applied_after_a_crash_before_its_table_is_saved(member: Member, kind: str) -> None:
     before = member.tables()
     CHANGES_OF_ALL_KINDS[kind](member)
     changed = member.tables()
@@ -84,7 +84,7 @@ def test_what_was_in_the_log_and_not_in_its_tables_file_is_there_after_a_crash(m
 
 
 @pytest.mark.parametrize("kind", CHANGES_OF_ALL_KINDS)
-def test_what_the_log_takes_not_is_refused_and_nothing_has_changed(member: Member, kind: str) -> None:
+def test_change_that_the_log_refuses_has_no_effect(member: Member, kind: str) -> None:
     if kind == "delayed messages are delivered":
         member.put_delayed("t")
     before = member.tables()
@@ -101,7 +101,7 @@ def test_what_the_log_takes_not_is_refused_and_nothing_has_changed(member: Membe
     assert member.tables() == before
 
 
-def test_a_deletion_that_the_disk_refuses_leaves_everything_as_it_was(member: Member) -> None:
+def test_deletion_that_the_disk_refuses_has_no_effect(member: Member) -> None:
     before, room = member.tables(), member.disk.capacity
     member.disk.capacity = 0
     with pytest.raises(DiskFull):
@@ -113,7 +113,7 @@ def test_a_deletion_that_the_disk_refuses_leaves_everything_as_it_was(member: Me
     assert member.tables() == before
 
 
-def test_a_deletion_that_the_log_refuses_leaves_everything_as_it_was(member: Member) -> None:
+def test_deletion_that_the_log_refuses_has_no_effect(member: Member) -> None:
     before = member.tables()
     member.store.follow()
     for delete in (member.delete_topic, functools.partial(member.delete_group, with_offsets=True)):
@@ -123,7 +123,7 @@ def test_a_deletion_that_the_log_refuses_leaves_everything_as_it_was(member: Mem
     assert bodies(member, "t") == [b"old"] * 5
 
 
-def test_a_user_whose_file_a_crash_kept_from_the_disk_is_there_after_it(
+def test_logged_change_of_a_user_survives_a_crash_before_its_file_write(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def edit(tables: AuthTables) -> None:
@@ -144,7 +144,7 @@ def _die() -> None:
 
 
 @pytest.mark.parametrize("dies_in", ["delete_topic", "remember", "nowhere"])
-def test_a_deletion_that_a_crash_cut_short_is_done_by_the_next_start(
+def test_deletion_interrupted_by_a_crash_is_completed_at_the_next_start(
     member: Member, monkeypatch: pytest.MonkeyPatch, dies_in: str
 ) -> None:
     member.pops.open("g", "t", 0, 0)
@@ -170,9 +170,7 @@ def test_a_deletion_that_a_crash_cut_short_is_done_by_the_next_start(
     assert bodies(member, "t") == [b"new"]
 
 
-def test_a_deletion_whose_queues_the_disk_keeps_ends_the_broker_and_the_next_start_finishes_it(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deletion_that_cannot_drop_its_queues_fails_the_store(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """No table is saved before the restart.
 
     No offset is assigned twice either, because the archive may still hold the messages.
@@ -207,7 +205,7 @@ def test_a_deletion_whose_queues_the_disk_keeps_ends_the_broker_and_the_next_sta
     assert bodies(member, "t") == [b"new"]
 
 
-def test_a_deletion_in_whose_record_the_power_failed_has_been_wholly_or_not_at_all(
+def test_deletion_is_complete_or_absent_after_a_power_cut_in_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = set()
@@ -235,7 +233,7 @@ def test_a_deletion_in_whose_record_the_power_failed_has_been_wholly_or_not_at_a
     assert outcomes == {True, False}
 
 
-def test_a_topic_that_came_again_keeps_its_messages_when_its_deletion_is_read_once_more(member: Member) -> None:
+def test_recreated_topic_keeps_its_messages_when_its_deletion_is_replayed(member: Member) -> None:
     """All files are older than both changes. The store does not record the deletion of a topic without messages."""
     member.topics.create_plain("empty", 1)
     saved = {path.name: member.disk.read(path) for path in map(CONFIG.joinpath, member.disk.list_dir(CONFIG))}
@@ -250,7 +248,7 @@ def test_a_topic_that_came_again_keeps_its_messages_when_its_deletion_is_read_on
     assert member.topics.require("t").write_queue_nums == 1
 
 
-def test_changes_that_a_power_cut_took_do_not_hide_those_that_come_in_their_places(member: Member) -> None:
+def test_changes_lost_in_a_power_cut_do_not_hide_their_successors(member: Member) -> None:
     """The topics file is on the disk, but the change that it includes is not in the log."""
     member.sync()
     member.topics.create_plain("lost in the log", 1)
@@ -264,7 +262,7 @@ def test_changes_that_a_power_cut_took_do_not_hide_those_that_come_in_their_plac
     assert member.topics.select("lost in the log") is not None
 
 
-def test_a_file_of_an_older_version_counts_as_it_stands(member: Member) -> None:
+def test_table_file_of_an_older_version_is_used_unchanged(member: Member) -> None:
     """A topic that the older version dropped without a record is not restored."""
     path = CONFIG / "topics.json"
     table = json.loads(member.disk.read(path))
@@ -279,7 +277,7 @@ def test_a_file_of_an_older_version_counts_as_it_stands(member: Member) -> None:
 
 
 @pytest.mark.parametrize("position", ["-1", "1.5", "true", '"3"'])
-def test_a_position_that_is_none_is_damage(member: Member, position: str) -> None:
+def test_invalid_log_position_in_a_file_is_damage(member: Member, position: str) -> None:
     path = CONFIG / "topics.json"
     member.disk.write_atomic(
         path, member.disk.read(path).replace(b'"logOffset":3', b'"logOffset":' + position.encode())
@@ -288,7 +286,7 @@ def test_a_position_that_is_none_is_damage(member: Member, position: str) -> Non
         member.kill()
 
 
-def test_what_a_newer_neve_wrote_stops_a_start_and_a_slave_in_front_of_it(member: Member) -> None:
+def test_record_of_a_newer_version_stops_a_start_and_a_slave(member: Member) -> None:
     member.topics.create_plain("before", 1)
     kind = b'{"v":1,"kind":"moon","phase":3}'
     member.put_change(kind)
@@ -356,7 +354,7 @@ def test_last_delay_positions_are_found_before_many_foreign_records(member: Memb
     assert member.schedule.positions() == {1: 1}
 
 
-def test_a_change_that_cannot_be_applied_is_not_passed(member: Member) -> None:
+def test_change_that_cannot_be_applied_is_not_skipped(member: Member) -> None:
     body = b'{"v":1,"kind":"topic","config":{"perm":"x"},"version":{}}'
     member.put_change(body)
     at = member.journal.position
@@ -365,7 +363,7 @@ def test_a_change_that_cannot_be_applied_is_not_passed(member: Member) -> None:
     assert member.journal.position == at
 
 
-def test_tables_that_hold_changes_which_are_cut_off_the_log_follow_it_only_once_they_are_read_anew(
+def test_tables_ahead_of_a_truncated_log_follow_it_only_after_a_reload(
     member: Member,
 ) -> None:
     """Otherwise the changes that replace the truncated ones would be skipped."""
@@ -383,9 +381,7 @@ def test_tables_that_hold_changes_which_are_cut_off_the_log_follow_it_only_once_
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_whose_files_hold_what_is_cut_off_the_log_is_told_before_they_say_so_no_more(
-    member: Member, saved: bool
-) -> None:
+def test_files_ahead_of_a_truncated_log_are_reported_before_they_change(member: Member, saved: bool) -> None:
     """The log does not contain a table's former content. Only an image does."""
     shared, position = member.store.max_physical_offset, member.journal.position
     member.topics.create_plain("cut", 1)
@@ -403,7 +399,7 @@ def test_whose_files_hold_what_is_cut_off_the_log_is_told_before_they_say_so_no_
     assert len(member.lost) == saved, "it is kept by who was told"
 
 
-def test_tables_are_read_again_in_turns_of_bounded_work(member: Member) -> None:
+def test_tables_are_reloaded_in_turns_of_bounded_work(member: Member) -> None:
     for number in range(20_000):
         member.offsets.commit("g", f"topic-{number}", 0, number)
     member.offsets.file.save_now()
@@ -416,7 +412,7 @@ def test_tables_are_read_again_in_turns_of_bounded_work(member: Member) -> None:
     assert len(turns) > 20
 
 
-def test_what_the_log_has_and_readers_do_not_see_yet_is_not_lost(member: Member) -> None:
+def test_changes_in_the_log_that_are_not_visible_yet_are_not_lost(member: Member) -> None:
     member.store.join_set(member.store.max_physical_offset)
     member.topics.create_plain("t2", 1)
     drive(member.topics.file.save())
@@ -425,7 +421,7 @@ def test_what_the_log_has_and_readers_do_not_see_yet_is_not_lost(member: Member)
     assert member.lost == []
 
 
-def test_a_log_that_begins_above_what_the_tables_hold_asks_for_an_image(member: Member, tmp_path: Path) -> None:
+def test_log_that_begins_above_the_tables_position_needs_an_image(member: Member, tmp_path: Path) -> None:
     young = Member(tmp_path / "young", ManualClock(1_700_000_000_000))
     young.store.create_queue_at(METADATA_LOG, CHANGES, 3)
     member.topics.create_plain("new", 1)
@@ -446,7 +442,7 @@ def test_a_log_that_begins_above_what_the_tables_hold_asks_for_an_image(member: 
 
 
 @pytest.mark.parametrize("is_young", [False, True])
-def test_a_deletion_that_an_image_has_passed_takes_the_queues_of_the_one_who_installs_it(
+def test_deletion_older_than_an_image_drops_the_followers_queues(
     member: Member, tmp_path: Path, is_young: bool
 ) -> None:
     """Otherwise the slave's old messages would be visible once it is the master and the topic is created again."""
@@ -473,7 +469,7 @@ def test_a_deletion_that_an_image_has_passed_takes_the_queues_of_the_one_who_ins
 
 
 @pytest.mark.parametrize("by_image", [False, True])
-def test_a_queue_that_its_master_raised_goes_on_there_at_a_slave_also_after_a_start(
+def test_raised_queue_resumes_there_on_a_slave_and_after_a_restart(
     member: Member, tmp_path: Path, by_image: bool
 ) -> None:
     slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
@@ -496,7 +492,7 @@ def test_a_queue_that_its_master_raised_goes_on_there_at_a_slave_also_after_a_st
 
 @pytest.mark.parametrize("by_image", [False, True])
 @pytest.mark.parametrize("dies", ["kill", "power_cut"])
-def test_a_queue_that_its_master_raised_goes_on_there_through_a_followers_crash(
+def test_raised_queue_resumes_there_after_a_followers_crash(
     member: Member, tmp_path: Path, dies: str, by_image: bool
 ) -> None:
     """The next master assigns none of the skipped offsets and shows no message below them."""
@@ -519,7 +515,7 @@ def test_a_queue_that_its_master_raised_goes_on_there_through_a_followers_crash(
 
 @pytest.mark.parametrize("who", ["its master", "a slave"])
 @pytest.mark.parametrize("above", [True, False])
-def test_a_cut_lowers_a_raised_queue_where_it_takes_the_record_that_raised_it_and_nowhere_else(
+def test_truncation_lowers_a_raised_queue_only_if_it_removes_the_record(
     member: Member, tmp_path: Path, who: str, above: bool
 ) -> None:
     before = member.store.max_physical_offset
@@ -544,7 +540,7 @@ def test_a_cut_lowers_a_raised_queue_where_it_takes_the_record_that_raised_it_an
 @pytest.mark.parametrize("who", ["its master", "a slave"])
 @pytest.mark.parametrize("came_behind", [0, 2])
 @pytest.mark.parametrize("above", [True, False])
-def test_a_cut_lowers_a_queue_of_which_there_was_nothing_where_it_takes_the_record_that_raised_it_and_nowhere_else(
+def test_truncation_lowers_a_raised_empty_queue_only_with_its_record(
     member: Member, tmp_path: Path, who: str, came_behind: int, above: bool
 ) -> None:
     """Otherwise the next master's first message of the queue, at offset 0, would always be refused."""
@@ -587,7 +583,7 @@ def test_truncation_keeps_a_begin_offset_of_an_image(tmp_path: Path) -> None:
         member.store.follow()
 
 
-def test_of_two_raises_the_earlier_holds_where_a_cut_takes_the_later(member: Member) -> None:
+def test_truncation_of_the_later_of_two_raises_keeps_the_earlier(member: Member) -> None:
     member.raise_queue("t", 0, 7)
     behind = member.store.max_physical_offset
     member.store.join_set(behind)
@@ -599,7 +595,7 @@ def test_of_two_raises_the_earlier_holds_where_a_cut_takes_the_later(member: Mem
     assert member.store.next_offset("t", 0) == 12
 
 
-def test_a_raise_that_a_later_reign_says_again_holds_where_a_cut_takes_the_later_record(member: Member) -> None:
+def test_truncation_of_a_repeated_raise_keeps_the_first_record(member: Member) -> None:
     member.raise_queue("t", 0, 7)
     behind = member.store.max_physical_offset
     said = member.store.queue_state_image().data
@@ -611,7 +607,7 @@ def test_a_raise_that_a_later_reign_says_again_holds_where_a_cut_takes_the_later
     assert member.store.next_offset("t", 0) == 12
 
 
-def test_of_raises_that_are_read_again_each_holds_as_long_as_its_record_is_there(member: Member) -> None:
+def test_raise_that_is_replayed_holds_while_its_record_exists(member: Member) -> None:
     """As behind an image, or after a start with unsaved tables."""
     store = member.store
     store.raise_queues({"t": {0: 12}}, said_at=3000)
@@ -620,7 +616,7 @@ def test_of_raises_that_are_read_again_each_holds_as_long_as_its_record_is_there
     assert b'"raised":{"t":{"0":[[9,1000],[12,2000],[20,4000]]}}' in store.queue_state_image().data
 
 
-def test_a_raise_that_a_power_cut_took_is_forgotten_with_its_record(tmp_path: Path) -> None:
+def test_raise_lost_in_a_power_cut_is_dropped_with_its_record(tmp_path: Path) -> None:
     """The record in its place does not concern the queue, and a later truncation above it lowers the queue."""
     member = Member(tmp_path, ManualClock(1_700_000_000_000))
     member.topics.create_plain("t", 1)
@@ -648,7 +644,7 @@ def test_a_raise_that_a_power_cut_took_is_forgotten_with_its_record(tmp_path: Pa
     assert member.store.next_offset("t", 0) == 5
 
 
-def test_a_topic_that_was_deleted_above_stays_so_when_its_raise_is_read_once_more(member: Member) -> None:
+def test_topic_deleted_above_stays_deleted_when_its_raise_is_replayed(member: Member) -> None:
     saved = {path.name: member.disk.read(path) for path in map(CONFIG.joinpath, member.disk.list_dir(CONFIG))}
     member.raise_queue("t", 0, 7)
     member.delete_topic("t")
@@ -660,9 +656,7 @@ def test_a_topic_that_was_deleted_above_stays_so_when_its_raise_is_read_once_mor
     assert member.put("t") in {0, 12}, "nothing of it was archived, or it goes on above"
 
 
-def test_a_topic_that_is_deleted_before_the_log_takes_what_was_raised_is_gone_with_a_slave_and_ends_as_high(
-    member: Member, tmp_path: Path
-) -> None:
+def test_topic_deleted_before_its_raise_is_logged_ends_as_high_on_a_slave(member: Member, tmp_path: Path) -> None:
     slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.store.raise_queues({"t": {0: 12, 1: 3}})
     member.journal.owe([QueuesRaised(queues={"t": {0: 12}}), QueuesRaised(queues={"t": {1: 3}})])
@@ -676,7 +670,7 @@ def test_a_topic_that_is_deleted_before_the_log_takes_what_was_raised_is_gone_wi
     assert slave.store.deleted_below() == {"t": ends} == {"t": {0: 12, 1: 3}}
 
 
-def test_a_slave_hears_that_its_master_has_settled_behind_what_that_one_raised(member: Member, tmp_path: Path) -> None:
+def test_slave_reads_that_its_master_settled_behind_the_masters_raises(member: Member, tmp_path: Path) -> None:
     """Once in each of its processes."""
     slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.raise_queue("t", 0, 7)
@@ -697,7 +691,7 @@ def test_a_slave_hears_that_its_master_has_settled_behind_what_that_one_raised(m
     assert slave.settled == [4]
 
 
-def test_who_begins_with_an_image_hears_that_its_master_has_settled(member: Member, tmp_path: Path) -> None:
+def test_member_that_begins_with_an_image_reads_that_its_master_settled(member: Member, tmp_path: Path) -> None:
     """The record may be below the begin of its log."""
     member.journal.record(ArchiveSettled(epoch=3))
     young = Member(tmp_path / "young", ManualClock(1_700_000_000_000))
@@ -707,7 +701,7 @@ def test_who_begins_with_an_image_hears_that_its_master_has_settled(member: Memb
 
 
 @pytest.mark.parametrize("writes", range(7))
-def test_an_image_is_installed_whole_through_a_crash_after_any_write(
+def test_image_is_installed_whole_after_a_crash_at_any_write(
     member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     other = Member(tmp_path / "other", ManualClock(1_700_000_000_000))
@@ -739,7 +733,7 @@ def test_an_image_is_installed_whole_through_a_crash_after_any_write(
     assert not other.disk.exists(CONFIG / "metadataImage.json")
 
 
-def test_what_no_file_holds_yet_keeps_its_segment_and_nothing_else_does(member: Member) -> None:
+def test_unsaved_changes_keep_their_log_segment_and_nothing_else_does(member: Member) -> None:
     assert member.metadata.oldest_needed_physical() is None
     place = member.store.max_physical_offset
     member.modes.set("t", "g", "POP", 1)
@@ -752,7 +746,7 @@ def test_what_no_file_holds_yet_keeps_its_segment_and_nothing_else_does(member: 
     assert member.metadata.oldest_needed_physical() is None, "positions that clients commit are in no log"
 
 
-def test_a_start_reads_no_more_changes_than_a_file_may_be_behind(member: Member) -> None:
+def test_start_replays_no_more_changes_than_a_file_may_be_behind(member: Member) -> None:
     for number in range(_BEHIND + 10):
         member.groups.set_forbidden("g", str(number % 2), forbidden=number % 3 == 0)
     assert member.topics.file.dirty, "its file is too far behind, though none of the changes is its own"
@@ -761,7 +755,7 @@ def test_a_start_reads_no_more_changes_than_a_file_may_be_behind(member: Member)
     assert offsets == [member.journal.position] * 3
 
 
-def test_delay_positions_that_the_log_says_beat_a_file_that_speaks_of_more_than_the_log_has(member: Member) -> None:
+def test_delay_positions_of_the_log_override_a_file_ahead_of_it(member: Member) -> None:
     """As after a truncation: the copies are gone, so the positions behind them are void as well."""
     deliver_a_delayed_message(member)
     member.sync()
@@ -779,7 +773,7 @@ def test_delay_positions_that_the_log_says_beat_a_file_that_speaks_of_more_than_
 
 
 @pytest.mark.parametrize("delivered_before", [0, 1])
-def test_a_delivery_that_was_cut_off_a_masters_log_is_made_again(tmp_path: Path, delivered_before: int) -> None:
+def test_truncated_delivery_is_repeated_by_the_reelected_master(tmp_path: Path, delivered_before: int) -> None:
     """No other master has delivered a message in between."""
     clock = ManualClock(1_700_000_000_000)
     member = Member(tmp_path, clock)

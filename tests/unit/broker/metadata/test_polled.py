@@ -15,7 +15,7 @@ def image(log_end: int, offset: int = 0) -> OffsetsImage:
     return OffsetsImage(log_end=log_end, position=0, offsets={"t@g": {0: offset}}, resets={})
 
 
-def test_an_answer_waits_until_the_own_log_is_confirmed_as_far_as_the_masters_was() -> None:
+def test_image_waits_until_the_own_log_is_confirmed_to_the_masters_end() -> None:
     polled = Polled[OffsetsImage]()
     assert polled.install_when(1 << 60) is None
     polled.offer(image(100))
@@ -24,14 +24,14 @@ def test_an_answer_waits_until_the_own_log_is_confirmed_as_far_as_the_masters_wa
     assert polled.install_when(100) is None, "once"
 
 
-def test_of_what_may_be_installed_the_newest_is_though_it_says_less() -> None:
+def test_newest_installable_image_wins_even_with_lower_offsets() -> None:
     polled = Polled[OffsetsImage]()
     polled.offer(image(100, offset=7))
     polled.offer(image(100, offset=3))
     assert polled.install_when(100) == image(100, offset=3), "the group was set back"
 
 
-def test_a_log_that_is_always_behind_the_newest_answer_still_installs_one() -> None:
+def test_log_that_always_lags_still_installs_images() -> None:
     polled = Polled[OffsetsImage]()
     installed = []
     for confirm in range(0, 1000, 10):
@@ -43,7 +43,7 @@ def test_a_log_that_is_always_behind_the_newest_answer_still_installs_one() -> N
     assert installed == sorted(installed, key=lambda pair: pair[1])
 
 
-def test_nothing_is_installed_that_the_log_does_not_hold_and_nothing_older_than_before() -> None:
+def test_installed_images_are_confirmed_and_never_older_than_before() -> None:
     dice = random.Random(5)
     for _ in range(200):
         polled, end, confirm, last = Polled[OffsetsImage](), 0, 0, -1
@@ -63,7 +63,7 @@ def test_nothing_is_installed_that_the_log_does_not_hold_and_nothing_older_than_
         assert last == offered, "at rest the last answer holds"
 
 
-def test_what_the_last_master_said_is_nothing_to_the_next() -> None:
+def test_images_of_the_former_master_are_dropped() -> None:
     polled = Polled[OffsetsImage]()
     polled.offer(image(1))
     polled.offer(image(2))
@@ -71,7 +71,7 @@ def test_what_the_last_master_said_is_nothing_to_the_next() -> None:
     assert polled.install_when(10) is None
 
 
-def test_an_image_of_another_format_is_refused() -> None:
+def test_image_of_another_format_is_refused() -> None:
     data = msgspec.json.encode(image(5))
     assert decode_offsets_image(data) == image(5)
     with pytest.raises(UnreadableChange, match="format 2"):

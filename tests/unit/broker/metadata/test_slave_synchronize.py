@@ -122,7 +122,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 # -- images beyond the own log
 
 
-def test_where_groups_stand_waits_until_the_own_log_is_confirmed_so_far(master: Member, slave: Slave) -> None:
+def test_offsets_wait_until_the_own_log_is_confirmed_as_far(master: Member, slave: Slave) -> None:
     async def scenario() -> None:
         slave.sync.follow(A)
         await slave.sync.poll()
@@ -139,7 +139,7 @@ def test_where_groups_stand_waits_until_the_own_log_is_confirmed_so_far(master: 
     run(scenario)
 
 
-def test_a_group_that_was_set_back_goes_back_and_one_that_is_gone_goes(master: Member, slave: Slave) -> None:
+def test_group_that_was_reset_or_deleted_is_so_on_the_slave(master: Member, slave: Slave) -> None:
     async def scenario() -> None:
         master.offsets.commit("gone", "t", 0, 3)
         slave.hear(master)
@@ -154,7 +154,7 @@ def test_a_group_that_was_set_back_goes_back_and_one_that_is_gone_goes(master: M
     run(scenario)
 
 
-def test_a_reset_that_the_answer_holds_already_is_not_applied_on_top_of_it(master: Member, slave: Slave) -> None:
+def test_reset_included_in_an_image_is_not_applied_on_top_of_it(master: Member, slave: Slave) -> None:
     """The image arrives before the log: the slave follows the log first and installs the image afterwards."""
 
     async def scenario() -> None:
@@ -177,7 +177,7 @@ def test_a_reset_that_the_answer_holds_already_is_not_applied_on_top_of_it(maste
 # -- images of a former master
 
 
-def test_an_answer_that_comes_after_the_change_of_master_is_thrown_away(
+def test_answer_that_arrives_after_a_change_of_master_is_discarded(
     master: Member, slave: Slave, api: Api, tmp_path: Path, clock: ManualClock
 ) -> None:
     async def scenario() -> None:
@@ -203,7 +203,7 @@ def test_an_answer_that_comes_after_the_change_of_master_is_thrown_away(
     run(scenario)
 
 
-def test_what_waits_of_a_former_master_is_never_installed(master: Member, slave: Slave) -> None:
+def test_pending_image_of_a_former_master_is_never_installed(master: Member, slave: Slave) -> None:
     async def scenario() -> None:
         slave.sync.follow(A)
         await slave.sync.poll()
@@ -217,7 +217,7 @@ def test_what_waits_of_a_former_master_is_never_installed(master: Member, slave:
     run(scenario)
 
 
-def test_who_becomes_master_takes_no_answer_and_stands_above_no_queue(master: Member, slave: Slave) -> None:
+def test_new_master_installs_no_image_and_limits_offsets_to_its_log_end(master: Member, slave: Slave) -> None:
     """The group had consumed two of three messages that no other member has.
 
     They are gone, and their offsets are reused.
@@ -242,7 +242,7 @@ def test_who_becomes_master_takes_no_answer_and_stands_above_no_queue(master: Me
 
 
 @pytest.mark.parametrize("epoch", [None, 0, 2])
-def test_who_leads_in_another_epoch_says_nothing(
+def test_master_of_another_epoch_answers_no_poll(
     master: Member, slave: Slave, api: Api, epoch: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -259,7 +259,7 @@ def test_who_leads_in_another_epoch_says_nothing(
     run(scenario)
 
 
-def test_who_is_deposed_while_it_gathers_the_answer_does_not_give_it(master: Member) -> None:
+def test_master_deposed_while_it_gathers_an_answer_does_not_send_it(master: Member) -> None:
     async def scenario() -> None:
         epochs = iter([1, 2])
         polls = polls_of(master, lambda: next(epochs))
@@ -274,9 +274,7 @@ def test_who_is_deposed_while_it_gathers_the_answer_does_not_give_it(master: Mem
 # -- tables
 
 
-def test_the_tables_are_asked_for_at_each_connect_and_then_the_log_says_what_changes(
-    master: Member, slave: Slave, api: Api
-) -> None:
+def test_tables_are_fetched_once_per_connection_and_then_follow_the_log(master: Member, slave: Slave, api: Api) -> None:
     async def scenario() -> None:
         slave.hear(master)
         slave.sync.follow(A)
@@ -295,9 +293,7 @@ def test_the_tables_are_asked_for_at_each_connect_and_then_the_log_says_what_cha
     run(scenario)
 
 
-def test_a_log_that_lacks_the_changes_waits_for_the_tables_and_asks_for_them_itself(
-    master: Member, slave: Slave, api: Api
-) -> None:
+def test_log_that_lacks_changes_waits_for_the_tables_and_fetches_them(master: Member, slave: Slave, api: Api) -> None:
     async def scenario() -> None:
         slave.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
         master.topics.create_plain("late", 1)
@@ -319,7 +315,7 @@ def test_a_log_that_lacks_the_changes_waits_for_the_tables_and_asks_for_them_its
     run(scenario)
 
 
-def test_tables_that_are_older_than_the_log_needs_are_asked_for_again(
+def test_tables_older_than_the_log_needs_are_fetched_again(
     master: Member, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -349,7 +345,7 @@ def test_tables_that_are_older_than_the_log_needs_are_asked_for_again(
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), TimeoutError(), NeveError(None, "busy")])
-def test_tables_that_did_not_come_are_asked_for_again_and_keep_back_no_offsets(
+def test_failed_fetch_of_tables_is_repeated_and_does_not_delay_offsets(
     master: Member, slave: Slave, api: Api, error: Exception
 ) -> None:
     async def scenario() -> None:
@@ -368,7 +364,7 @@ def test_tables_that_did_not_come_are_asked_for_again_and_keep_back_no_offsets(
     run(scenario)
 
 
-def test_tables_that_the_disk_did_not_take_are_asked_for_again(
+def test_tables_that_the_disk_refused_are_fetched_again(
     master: Member, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -391,7 +387,7 @@ def test_tables_that_the_disk_did_not_take_are_asked_for_again(
     run(scenario)
 
 
-def test_who_cannot_follow_a_change_stops_following(master: Member, slave: Slave, api: Api) -> None:
+def test_slave_that_cannot_follow_a_change_stops_following(master: Member, slave: Slave, api: Api) -> None:
     async def scenario() -> None:
         slave.hear(master)
         slave.sync.follow(A)
@@ -410,7 +406,7 @@ def test_who_cannot_follow_a_change_stops_following(master: Member, slave: Slave
     run(scenario)
 
 
-def test_a_master_that_does_not_answer_as_neve_does_is_told_of(slave: Slave, api: Api) -> None:
+def test_master_that_answers_unlike_neve_is_reported(slave: Slave, api: Api) -> None:
     async def scenario() -> None:
         async def ask(address: str, code: Code, ext: dict[str, str]) -> RemotingCommand:
             return RemotingCommand(0, body=b'{"offsetTable":{}}')
@@ -426,7 +422,7 @@ def test_a_master_that_does_not_answer_as_neve_does_is_told_of(slave: Slave, api
 # -- the task
 
 
-def test_a_new_master_is_asked_at_once(master: Member, slave: Slave) -> None:
+def test_new_master_is_polled_at_once(master: Member, slave: Slave) -> None:
     async def scenario() -> None:
         slave.hear(master)
         task = asyncio.create_task(slave.sync.run())
@@ -441,7 +437,7 @@ def test_a_new_master_is_asked_at_once(master: Member, slave: Slave) -> None:
 # -- secrets
 
 
-def test_tables_with_secrets_are_told_to_a_super_user_over_tls_alone(master: Member) -> None:
+def test_tables_with_secrets_are_sent_only_to_a_super_user_over_tls(master: Member) -> None:
     def users(tables: AuthTables) -> None:
         tables.users |= {"boss": User("s", SUPER), "worker": User("w")}
 
@@ -473,7 +469,7 @@ def test_tables_with_secrets_are_told_to_a_super_user_over_tls_alone(master: Mem
 # -- on the wire
 
 
-def test_an_image_is_read_as_it_was_written_and_nothing_else_is(master: Member) -> None:
+def test_image_is_decoded_as_encoded_and_damaged_ones_are_refused(master: Member) -> None:
     image = at_once(master.metadata.offsets_image())
     data = deflated(image)
     assert decode_offsets_image(inflated(data)) == image
@@ -483,7 +479,7 @@ def test_an_image_is_read_as_it_was_written_and_nothing_else_is(master: Member) 
     assert 100 * len(data) < MAX_IMAGE
 
 
-def test_a_wide_table_is_gathered_in_turns_and_stands_below_the_end_that_it_names(master: Member) -> None:
+def test_wide_table_is_gathered_in_turns_below_its_log_end(master: Member) -> None:
     for number in range(600):
         master.offsets.commit(f"g{number}", "t", 0, 9)
     turns = 0

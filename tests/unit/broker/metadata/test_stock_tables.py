@@ -106,9 +106,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_all_tables_come_together_once_the_own_log_is_confirmed_as_far_as_the_masters(
-    slave: Slave, apache: Apache
-) -> None:
+def test_all_tables_are_installed_once_the_own_log_is_confirmed(slave: Slave, apache: Apache) -> None:
     async def scenario() -> None:
         slave.sync.follow(APACHE)
         slave.confirmed = 99
@@ -129,7 +127,7 @@ def test_all_tables_come_together_once_the_own_log_is_confirmed_as_far_as_the_ma
     run(scenario)
 
 
-def test_what_is_deleted_or_set_back_there_is_here(slave: Slave, apache: Apache) -> None:
+def test_deletions_and_resets_of_the_master_are_applied(slave: Slave, apache: Apache) -> None:
     async def scenario() -> None:
         slave.confirmed = 100
         more = ',"gone":{"topicName":"gone"}'
@@ -148,7 +146,7 @@ def test_what_is_deleted_or_set_back_there_is_here(slave: Slave, apache: Apache)
     run(scenario)
 
 
-def test_tables_of_the_version_that_is_here_are_not_replaced_nor_saved_again(slave: Slave, apache: Apache) -> None:
+def test_tables_of_the_installed_version_are_neither_replaced_nor_saved(slave: Slave, apache: Apache) -> None:
     async def scenario() -> None:
         slave.confirmed = 100
         slave.sync.follow(APACHE)
@@ -172,7 +170,7 @@ def test_tables_of_the_version_that_is_here_are_not_replaced_nor_saved_again(sla
     run(scenario)
 
 
-def test_what_each_broker_makes_for_itself_stays(slave: Slave, apache: Apache) -> None:
+def test_system_topics_of_the_broker_are_kept(slave: Slave, apache: Apache) -> None:
     async def scenario() -> None:
         own = system_topics("b", "c", auto_create=True, queues=8, trace=False)
         slave.member.topics.ensure_system(own)
@@ -186,7 +184,7 @@ def test_what_each_broker_makes_for_itself_stays(slave: Slave, apache: Apache) -
     run(scenario)
 
 
-def test_rows_of_internal_topics_are_not_taken_over(slave: Slave, apache: Apache) -> None:
+def test_rows_of_internal_topics_are_not_installed(slave: Slave, apache: Apache) -> None:
     async def scenario() -> None:
         own = system_topics("b", "c", auto_create=True, queues=8, trace=False)
         slave.member.topics.ensure_system(own)
@@ -203,7 +201,7 @@ def test_rows_of_internal_topics_are_not_taken_over(slave: Slave, apache: Apache
     run(scenario)
 
 
-def test_changes_of_a_time_before_that_master_do_not_come_back(slave: Slave, apache: Apache, tmp_path: Path) -> None:
+def test_changes_older_than_the_master_are_not_applied_again(slave: Slave, apache: Apache, tmp_path: Path) -> None:
     """The log is of a set whose master was a neve broker. Its first changes are evicted on all members."""
 
     async def scenario() -> None:
@@ -240,7 +238,7 @@ def test_changes_of_a_time_before_that_master_do_not_come_back(slave: Slave, apa
         (Code.GET_BROKER_HA_STATUS, '{"master":true}'),
     ],
 )
-def test_of_an_answer_that_is_not_whole_nothing_counts(slave: Slave, apache: Apache, code: Code, body: str) -> None:
+def test_incomplete_answer_installs_nothing(slave: Slave, apache: Apache, code: Code, body: str) -> None:
     async def scenario() -> None:
         apache.answers[code] = body
         with pytest.raises(NeveError):
@@ -253,7 +251,7 @@ def test_of_an_answer_that_is_not_whole_nothing_counts(slave: Slave, apache: Apa
     run(scenario)
 
 
-def test_what_a_master_has_of_its_own_is_told_apart(apache: Apache) -> None:
+def test_timers_and_unsupported_state_of_a_master_are_read(apache: Apache) -> None:
     async def scenario() -> None:
         image = await ask_stock_master(apache, APACHE.address)
         assert (image.timers, image.elsewhere) == (TimerCheckPoint(1_700_000_000_000, 5), [])
@@ -266,7 +264,7 @@ def test_what_a_master_has_of_its_own_is_told_apart(apache: Apache) -> None:
     run(scenario)
 
 
-def test_an_answer_of_a_former_master_is_thrown_away(slave: Slave, apache: Apache) -> None:
+def test_answer_of_a_former_master_is_discarded(slave: Slave, apache: Apache) -> None:
     async def scenario() -> None:
         slave.sync.follow(APACHE)
         await slave.sync.poll()

@@ -46,7 +46,7 @@ async def users(connection: Connection) -> list[str]:
     return [user["username"] for user in json.loads(answer.body)]
 
 
-def test_users_whose_file_is_older_than_the_log_are_there_after_the_next_start(tmp_path: Path) -> None:
+def test_users_file_older_than_the_log_is_updated_at_the_next_start(tmp_path: Path) -> None:
     file, before = tmp_path / "config" / "auth" / "auth.json", bytearray()
     grant = {
         "policies": [
@@ -75,7 +75,7 @@ def test_users_whose_file_is_older_than_the_log_are_there_after_the_next_start(t
     assert stat.S_IMODE((tmp_path / "commitlog").stat().st_mode) == 0o700, "their secrets lie there, too"
 
 
-def test_a_change_of_users_that_the_log_refuses_is_refused_and_nothing_has_changed(tmp_path: Path) -> None:
+def test_change_of_users_that_the_log_refuses_has_no_effect(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         broker.store.follow()
         answer = await as_root(connection, Code.AUTH_CREATE_USER, {"password": "s"}, username="w")
@@ -85,7 +85,7 @@ def test_a_change_of_users_that_the_log_refuses_is_refused_and_nothing_has_chang
     with_broker(tmp_path, work)
 
 
-def test_a_file_that_another_server_shares_counts_as_it_stands(tmp_path: Path) -> None:
+def test_users_file_shared_by_two_servers_is_used_unchanged(tmp_path: Path) -> None:
     """The other server's log has other positions, so this log's changes below them are not applied."""
     file = tmp_path / "config" / "auth" / "auth.json"
 
@@ -113,7 +113,7 @@ class _Refusing:
         raise AssertionError("nothing was changed")
 
 
-async def test_what_is_followed_while_a_change_is_written_is_not_lost_behind_it(tmp_path: Path) -> None:
+async def test_change_followed_during_a_write_is_not_overwritten(tmp_path: Path) -> None:
     """The writing thread must not replace the newer tables by its older ones."""
 
     store = AuthStore(tmp_path / "auth.json", RealDisk())
@@ -139,7 +139,7 @@ async def test_what_is_followed_while_a_change_is_written_is_not_lost_behind_it(
     assert sorted(store.tables.users) == ["a", "b", "c"]
 
 
-def test_a_store_whose_log_refuses_keeps_what_it_has(tmp_path: Path) -> None:
+def test_store_whose_log_refuses_keeps_its_tables(tmp_path: Path) -> None:
     store = AuthStore(tmp_path / "auth.json", RealDisk(), _Refusing())
     store.open()
     with pytest.raises(BrokerError, match="the disk is full"):
