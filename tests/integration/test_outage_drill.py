@@ -117,9 +117,7 @@ class Drill:
 
     def told(self) -> list[str]:
         """Return the conditions that the broker logged since the outage began, without their reasons."""
-        lines = re.findall(
-            r"WARNING broker\.stats\.conditions ([^:]+: (?:no more)?)", self.broker.log()[self._before :]
-        )
+        lines = re.findall(r"WARNING broker\.stats\.conditions ([^:]+: (?:ended)?)", self.broker.log()[self._before :])
         return [str(line).rstrip(": ") for line in lines]
 
     def begins(self) -> None:
@@ -199,7 +197,7 @@ class Drill:
         """Check that every surface reports normal operation again."""
         wait_until(lambda: self.conditions() == {}, f"{outage} is over", _S)
         if condition is not None:
-            wait_until(lambda: self.told() == [condition, f"{condition}: no more"], "once each", _S)
+            wait_until(lambda: self.told() == [condition, f"{condition}: ended"], "once each", _S)
         assert self._page("/readyz") == "200 ready"
         assert self._metrics(self.broker, r'^neve_condition{condition="(.+)"} 1.0$') == "none"
         wait_until(lambda: self.neve("produce", "orders", stdin="one\n").returncode == 0, "sends are taken", _S)
