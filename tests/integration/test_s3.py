@@ -56,7 +56,7 @@ def test_object_operations_use_literal_keys(store: ObjectStore, server: S3Server
     assert (store.head(key).size, store.head(key).etag) == (10, outcome.etag)
     assert [info.key for info in store.list("topic=%25RETRY%25g%7Cx/")] == [key]
     assert list(store.list_prefixes("")) == ["topic=%25RETRY%25g%7Cx/"]
-    listed = boto(server).list_objects_v2(Bucket=BUCKET, Prefix="run/test_round_trip")["Contents"]
+    listed = boto(server).list_objects_v2(Bucket=BUCKET, Prefix="run/test_object_operations")["Contents"]
     assert [entry["Key"].split("/", 2)[2] for entry in listed] == [key]  # Spark sees the key exactly as written.
     source = tmp_path / "source"
     source.write_bytes(b"from a file")

@@ -93,7 +93,7 @@ class Operator:
             ("s3://bucket/prefix?region=eu-central-1", f"dir:{self.directory / 'bucket'}"),
             ("-g tour", "-g g_steady"),
             ("%DLQ%tour", f"%DLQ%{GROUP}"),
-            ("ls tour", f"ls {GROUP}"),
+            ("dlq show tour", f"dlq show {GROUP}"),
             ("lag tour", f"lag {GROUP}"),
             ("new:9876", self._other),
             ("/var/tmp", str(self.directory)),
