@@ -283,7 +283,7 @@ def test_unreadable_file_of_the_followed_master_stops_the_start(tmp_path: Path) 
         (["brokerRole=SLAVE", "namesrvAddr=a:1"], "brokerId=0: that is the master's"),
         (["brokerRole=SLAVE", "brokerId=1"], "without namesrvAddr"),
         ([*SLAVE, "namesrvAddr=a:1", "controllerAddr=a:1"], "controllerAddr=a:1: a slave"),
-        (["brokerId=1", "brokerRole=ASYNC_MASTER"], "a master is 0"),
+        (["brokerId=1", "brokerRole=ASYNC_MASTER"], "a master has id 0"),
         ([*SLAVE, "replication=sync", "controllerAddr=a:1"], "a controller says who is what"),
     ],
 )

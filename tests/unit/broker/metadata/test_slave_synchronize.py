@@ -456,7 +456,7 @@ def test_tables_with_secrets_are_sent_only_to_a_super_user_over_tls(master: Memb
         answer = await ask("boss", "s", encrypted=True)
         assert answer.ext[IS_IMAGE] == "1"
         assert b'"worker"' in inflated(bytes(answer.body))
-        with pytest.raises(BrokerError, match="over TLS alone"):
+        with pytest.raises(BrokerError, match="over TLS only"):
             await ask("boss", "s", encrypted=False)
         with pytest.raises(BrokerError, match="not a super user"):
             await ask("worker", "w", encrypted=True)
