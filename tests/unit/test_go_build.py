@@ -25,7 +25,7 @@ def test_build_is_announced_before_it_starts(
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     program = dataclasses.replace(minio.PROGRAM, binary="no-such-server")
-    with pytest.raises(ServerMissing, match="no `no-such-server` on PATH"), running(program, tmp_path):
+    with pytest.raises(ServerMissing, match="`no-such-server` is not on PATH"), running(program, tmp_path):
         pass
     built = go_build.ensure("no-such-server", go_build.Source("example.org/no-such-server"))
     assert built == tmp_path / "cache" / "neve" / "bin" / "no-such-server"
