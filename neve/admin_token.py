@@ -1,8 +1,8 @@
 """The secret that authorizes changes through an admin port, as both sides use it.
 
 The port names its token file in the refusal of a request. Any local process may have taken the port of a broker that is
-stopped, and may name the file of another broker. So the client never sends a token that it was told to read: it signs
-the request with it. A signature is worth nothing elsewhere or later, because it covers the port that the client has
+stopped, and may name the file of another broker. So the client never sends the token of that file: it signs the
+request with it. A signature is worth nothing elsewhere or later, because it covers the port that the client has
 connected to and a nonce that the broker draws at each start.
 """
 
