@@ -9,7 +9,8 @@ eviction, tables, registrations) at their default periods. Three measurements:
   including the noise of the machine;
 - the broker's metric `neve_loop_pause_seconds` is the longest lateness of a timer on its loop between two scrapes;
 - `bench/steps`, within the broker, records each turn of its loop of more than 5 ms, by wall time and by the CPU time of
-  the loop's thread, with the running functions. Wall time includes other processes, and threads with the interpreter.
+  the loop's thread, with the running functions. Wall time includes other processes, and threads with the interpreter;
+  without the time in which the thread was ready but had no core, it is what the broker itself is responsible for.
 
 `--deletion 4096` instead deletes a topic of that many queues; `--promotion 10000` kills the master of a set whose
 slaves have that many queues with new messages; `--truncation 10000` makes a former master truncate a tail with messages
@@ -48,6 +49,7 @@ _IN_ONE = 500  # The number of topics created by one request.
 _PIPELINE = 200
 _AFTER_S = 10  # The new master writes its first checkpoint, and its slave takes its tables, after the next send.
 _MOST_MS, _TOLD_MS = 10.0, 5.0
+_LONGEST = 5  # How many of the longest turns are printed with their parts.
 _BODY = b"x" * 512
 _CHANGE_S = 300.0
 
@@ -286,8 +288,14 @@ def run(server: NeveServer, steps: Path, options: argparse.Namespace) -> None:
 
 
 def tell_steps(steps: list[dict[str, Any]]) -> None:
-    """Print the longest turn by either measure, and the functions in those with more than 5 ms of CPU time."""
-    for measure, what in (("wall_ms", "by the wall"), ("cpu_ms", "by the CPU time of its thread")):
+    """Print the longest turn by each measure, and the functions in those with more than 5 ms of CPU time."""
+    for step in steps:
+        step["own_ms"] = step["wall_ms"] - step["core_ms"]
+    for measure, what in (
+        ("wall_ms", "by the wall"),
+        ("own_ms", "by the wall without waits for a core"),
+        ("cpu_ms", "by the CPU time of its thread"),
+    ):
         longest = max(steps, key=lambda step: step[measure], default={measure: 0.0, "where": "none above 5 ms"})
         over = sum(step[measure] > _MOST_MS for step in steps)
         print(
@@ -295,6 +303,9 @@ def tell_steps(steps: list[dict[str, Any]]) -> None:
             end="",
         )
         print(f"{over} above {_MOST_MS:.0f} ms")
+    for step in sorted(steps, key=lambda step: -step["wall_ms"])[:_LONGEST]:
+        parts = ", ".join(f"{part} {step[part + '_ms']:.1f}" for part in ("cpu", "core", "blocked"))
+        print(f"  {step['wall_ms']:5.1f} ms by the wall ({parts}): {step['where'] or 'no code of ours'}")
     named: dict[str, list[float]] = collections.defaultdict(list)
     for step in steps:
         if step["cpu_ms"] > _TOLD_MS:
