@@ -36,14 +36,14 @@ lock: ## renew requirements.lock: the newest versions that fit, in an environmen
 	rm -rf $(VENV)-lock
 
 demo: setup ## the whole way on real flights: publish, consume, offload, read cold, analyse (STORE=dir or minio)
-	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.servers.go_build minio)
+	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.kit.server.go_build minio)
 	$(BIN)/python examples/flights.py --store $(STORE)
 
 demo-ha: setup ## a broker set of three loses its master under load: the timeline, and that nothing acknowledged is lost
 	$(BIN)/python examples/failover.py
 
 servers: setup ## find, build or fetch the servers that tests start: S3, etcd, Prometheus
-	$(BIN)/python -m tests.servers.go_build
+	$(BIN)/python -m tests.kit.server.go_build
 
 # Those with Apache's servers wait for the most part, Spark's JVMs are busy by themselves: three side by side. Those on a cluster
 # need a JVM of their own: a context is a process's for good, and so is what its file systems know of an S3.
@@ -65,7 +65,7 @@ test-own: servers ## of them, all others
 	$(BIN)/python -m tests.suite $(LATER) own --durations=15 --ignore=tests/interop $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
 
 identity: setup ## 100,000 messages of all shapes, about 2 GiB, and as many that are compacted twice: hot bytes, cold bytes and Spark's view are equal
-	$(BIN)/python -m tests.servers.go_build minio
+	$(BIN)/python -m tests.kit.server.go_build minio
 	NEVE_IDENTITY_MESSAGES=100000 $(BIN)/pytest -s -o timeout=0 tests/integration/test_byte_identity.py
 
 kills: setup ## 50 times kill -9 under load: nothing acknowledged is lost, moved or doubled
@@ -75,7 +75,7 @@ stream-kills: setup ## a Spark stream over 1,000,000 messages, its driver killed
 	NEVE_STREAM_MESSAGES=1000000 NEVE_STREAM_KILLS=20 $(BIN)/pytest -s -o timeout=0 -o faulthandler_timeout=0 tests/crash/test_stream_kills.py
 
 pipeline: setup ## a Spark pipeline on real flights and weather, its job killed three times: each figure as pandas has it (STORE=dir or minio)
-	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.servers.go_build minio)
+	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.kit.server.go_build minio)
 	$(BIN)/python -m examples.pipeline --store $(STORE)
 
 fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")
@@ -110,7 +110,7 @@ seam: setup ## Spark reads archive and brokers as one table a hundred times in l
 	NEVE_SEAM_READS=$(or $(READS),100) $(BIN)/pytest -s --timeout 3000 tests/integration/test_spark_tiers.py -k live
 
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
-	$(BIN)/python -m tests.servers.go_build minio
+	$(BIN)/python -m tests.kit.server.go_build minio
 	NEVE_SOAK=1 $(BIN)/pytest -o timeout=0 tests/interop/test_cold_clients.py tests/interop/test_scale.py
 
 # For this version of Python and this kind of machine: what is compiled in it is unpacked below ~/.shiv at its first run.

@@ -32,8 +32,8 @@ from infra.objects import minio
 from infra.objects.open import open_store
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import catalogs
-from tests.servers.admin_port import post_request
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
+from tests.kit.wire.admin_port import post_request
 
 TOPIC = "bench"
 _POOL = 4096

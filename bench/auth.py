@@ -18,7 +18,7 @@ import msgspec
 from bench.measure import SIZE, Rate, Table, raw_command, run_window, settle, spread
 from bench.raw_load import create
 from bench.wire import Client, Signer
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 TOPIC = "bench"
 CREATE_USER, CREATE_ACL = 3001, 3006

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from bench.measure import SIZE, raw_command, settle
 from bench.raw_load import create
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 STEADY, BULK = "steady", "bulk"
 WARM_S = 1.0

@@ -38,8 +38,8 @@ from infra.objects import minio
 from infra.objects.open import open_store
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import catalogs
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import NeveServer
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import NeveServer
 
 HOT = "backlog"
 _LOAD_S = 600.0

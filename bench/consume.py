@@ -22,7 +22,7 @@ from bench.measure import (
     side_by_side,
 )
 from bench.raw_load import create
-from tests.servers.apache import ApacheServer
+from tests.kit.server.apache import ApacheServer
 
 
 def main() -> None:

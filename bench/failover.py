@@ -37,10 +37,10 @@ from broker.config import BrokerConfig
 from neve import NeveError
 from neve.client import SendStatus
 from neve.record.ids import parse_offset_msg_id
-from tests.servers.apache import ApacheController, ApacheMember, ApacheNameServer
-from tests.servers.broker_set import BrokerSet
-from tests.servers.processes import Processes
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.apache import ApacheController, ApacheMember, ApacheNameServer
+from tests.kit.server.broker_set import BrokerSet
+from tests.kit.server.processes import Processes
 
 MEMBERS = 3
 TOPIC = "failover"

@@ -59,10 +59,10 @@ from infra.objects import minio
 from infra.objects.open import open_store
 from neve.archive.format.journal import Commit, CommittedObject, RowGroup
 from neve.archive.format.keys import data_key
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import NeveServer
-from tests.servers.processes import Processes, free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import NeveServer
+from tests.kit.server.processes import Processes, free_ports
 from tiered.journal.writer import JournalWriter
 
 HOT, BULK, COLD = "hot", "bulk", "cold"

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.servers.neve import NEVE, NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE, NeveServer
 
 #: All bytes except the two that end lines.
 _ANY = bytes(byte for byte in range(256) if byte not in b"\r\n")

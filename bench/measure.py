@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 
 from bench import jvm
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import NeveServer
-from tests.servers.processes import Processes
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import NeveServer
+from tests.kit.server.processes import Processes
 
 SIZE = 1024
 JAVA_SOURCES = Path(__file__).parent / "java"

@@ -26,8 +26,8 @@ from zlib import crc32
 
 from bench.pauses import Cluster, create_topics, pipelined
 from bench.wire import SEND_V2, Client, Response, request, send_ext
-from tests.doubles.colliding import colliding_words
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
+from tests.kit.store.colliding_keys import colliding_words
 
 _QUERY = 12
 _POP = 200050

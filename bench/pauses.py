@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.wire import MAX_OFFSET, PULL, SEND_V2, SUCCESS, Client, Refused, pull_ext, request, send_ext
-from tests.servers.broker_set import BrokerSet
-from tests.servers.neve import NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.broker_set import BrokerSet
+from tests.kit.server.neve import NeveServer
 
 _CREATE_LIST, _HEART_BEAT, _COMMIT = 18, 34, 15
 _DELETE_TOPIC = 215

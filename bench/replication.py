@@ -24,11 +24,11 @@ from pathlib import Path
 from bench.measure import SIZE, end_by_signal, raw_command, settle, spread
 from bench.raw_load import create
 from bench.wire import Client, Refused
-from tests.servers.apache import ApacheMember, ApacheServer
-from tests.servers.broker_set import BrokerSet
-from tests.servers.neve import NeveServer
-from tests.servers.processes import Processes
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.apache import ApacheMember, ApacheServer
+from tests.kit.server.broker_set import BrokerSet
+from tests.kit.server.neve import NeveServer
+from tests.kit.server.processes import Processes
 
 TOPIC = "bench"
 _LOAD_S, _READY_S = 600.0, 180.0

@@ -29,7 +29,7 @@ from bench.wire import Client
 from infra.objects.open import open_store
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import CommittedObject
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 _TINY = 400  # In bytes of a body.
 _UPLOADS = 32

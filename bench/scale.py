@@ -35,8 +35,8 @@ from typing import Any
 from bench.measure import Server, end_by_signal, settle
 from bench.pauses import Cluster, anonymous, pipelined
 from bench.wire import ROUTE, SEND_V2, Client, send_ext
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import NeveServer
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import NeveServer
 
 SIZES = (1_000, 3_000, 10_000)
 QUEUES = 8

@@ -61,9 +61,9 @@ from neve.client.send.batch_sender import BatchItem
 from neve.spark import read_topic, session
 from neve.spark.reader import ROW_SCHEMA
 from neve.spark.verify import verify
-from tests.doubles.archive_on_paper import row
-from tests.servers.neve import NeveServer
-from tests.servers.processes import free_ports
+from tests.kit.archive.archive_on_paper import row
+from tests.kit.server.neve import NeveServer
+from tests.kit.server.processes import free_ports
 
 COLD, HOT, SUNK = "cold", "hot", "sunk"
 QUEUES = 8

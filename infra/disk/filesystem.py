@@ -1,6 +1,6 @@
 """The local disk as a dependency: all I/O whose durability matters, or that a full disk can fail.
 
-`RealDisk` is a thin layer over the system. `SimDisk` (`tests/doubles/sim_disk.py`) models the effect of a power cut.
+`RealDisk` is a thin layer over the system. `SimDisk` (`tests/kit/store/sim_disk.py`) models the effect of a power cut.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ import pytest
 
 from neve import connect
 from neve.client import AsyncClient
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import NeveServer
-from tests.servers.processes import free_ports
-from tests.servers.routes import is_routed
+from tests.kit.cluster.routes import is_routed
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import NeveServer
+from tests.kit.server.processes import free_ports
 
 DEADLINE_S = 60
 

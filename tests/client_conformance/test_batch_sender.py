@@ -10,7 +10,7 @@ from neve.client import AsyncClient, BatchItem, Message, MessageQueue
 from neve.client.send.draft import timing
 from neve.client.send.queue_selector import select_by_hash
 from neve.errors import ClientError
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 
 async def bodies(client: AsyncClient, topic: str) -> dict[MessageQueue, list[str]]:

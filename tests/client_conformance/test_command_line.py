@@ -7,7 +7,7 @@ import subprocess
 from typing import Any
 
 from neve.client import sync
-from tests.servers.neve import NEVE
+from tests.kit.server.neve import NEVE
 
 
 def neve(server: Any, *arguments: str, stdin: str = "") -> str:

@@ -17,8 +17,8 @@ from bench.lines import round_trip
 from neve import connect
 from neve.cli import main
 from neve.client import sync
-from tests.servers.neve import NEVE
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE
 
 NOT_FOUND = 3
 

@@ -14,7 +14,7 @@ from neve import connect
 from neve.cli import main
 from neve.client import Message
 from neve.client.validators import RESERVED_PROPERTIES
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 COUNT = 700
 #: Only of messages with even numbers.

@@ -15,8 +15,8 @@ import pytest
 from neve import BrokerError, connect
 from neve.client import AsyncClient, Consumer, Received, Subscription
 from neve.client.group.queue_locks import QueueLocks
-from tests.servers.routes import is_routed
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.routes import is_routed
 
 Run = Callable[..., None]
 RECEIVE_S = 30

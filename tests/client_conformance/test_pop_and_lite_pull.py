@@ -11,7 +11,7 @@ import pytest
 
 from neve import ClientError, connect
 from neve.client import AsyncClient, LitePullConsumer, Message, PopConsumer, Received, Subscription, sync
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 Run = Callable[..., None]
 RECEIVE_S = 30

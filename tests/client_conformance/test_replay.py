@@ -12,8 +12,8 @@ from typing import Any
 
 from neve.client import AsyncClient, BatchItem, Message, connect, sync
 from tests.client_conformance.conftest import create_topic
-from tests.servers.neve import NEVE
-from tests.waiting import until, wait_until
+from tests.kit.clock.waiting import until, wait_until
+from tests.kit.server.neve import NEVE
 
 COUNT = 900
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from neve.client import AsyncClient, Message
 from tests.client_conformance.conftest import Server
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 Series = dict[str, list[tuple[dict[str, str], float]]]
 _S = 60

@@ -12,8 +12,8 @@ import pytest
 from neve import BrokerError, connect
 from neve.client import AsyncClient, LocalTransactionState
 from neve.client.trace.format import TRACE_TOPIC
-from tests.servers.apache import mqadmin
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.server.apache import mqadmin
 
 Run = Callable[..., None]
 RECEIVE_S = 30

@@ -29,9 +29,9 @@ import neve.archive
 from bench.wire import OPAQUE_FIRST, SEND_V2, SUCCESS, Client, request, send_ext
 from infra.objects.open import open_store
 from neve.archive.catalog.journal_reader import catalogs
-from tests.servers.admin_port import post_request
-from tests.servers.neve import NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NeveServer
+from tests.kit.wire.admin_port import post_request
 
 KILLS = int(os.environ.get("NEVE_KILLS", "4"))
 SEED = int(os.environ.get("NEVE_SEED", "20"))

@@ -15,8 +15,8 @@ from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
 from neve.record.codec import iter_records
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.by_key import by_key
+from tests.kit.store.sim_disk import SimDisk
 
 TOPICS = ("orders", "payments")
 QUEUES = 3

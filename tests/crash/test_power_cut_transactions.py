@@ -15,8 +15,8 @@ from infra.config.properties import load
 from infra.net.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.broker.in_process import ask
+from tests.kit.store.sim_disk import SimDisk
 
 COMMIT, ROLLBACK = 8, 12
 SETTINGS = (

@@ -26,9 +26,9 @@ from typing_extensions import override
 from infra.clock import ManualClock
 from neve.archive.policy.ttl import HOUR_MS
 from neve.spark.planning.journal_positions import Position, decoded
-from tests.archiving_by_clock import GRACE_HOURS, ArchivingByClock
-from tests.servers.processes import Processes
-from tests.waiting import wait_until
+from tests.kit.archive.archiving_by_clock import GRACE_HOURS, ArchivingByClock
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.processes import Processes
 
 pytestmark = pytest.mark.servers
 

@@ -16,8 +16,8 @@ import pytest
 from tests.differential.answers import Difference, differences
 from tests.differential.replay import Player
 from tests.differential.scenarios import administration, consumers, namesrv, pops, pulls, queries, sends
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import NeveServer
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import NeveServer
 
 pytestmark = pytest.mark.servers
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"

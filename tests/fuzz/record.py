@@ -23,8 +23,8 @@ from neve.remoting.command import RemotingCommand, decode_command
 from neve.remoting.frame import FrameDecoder
 from tests.fuzz import corpus
 from tests.fuzz.corpus import Direction, Recorded
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import free_ports
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import free_ports
 
 HERE = Path(__file__).parent
 DIALECTS = ("JSON", "ROCKETMQ")

@@ -25,8 +25,8 @@ from neve.remoting.command import decode_command
 from neve.remoting.frame import FrameDecoder
 from tests.fuzz.corpus import Direction, Recorded
 from tests.fuzz.mutate import Mutator, seeds_of
-from tests.servers.neve import NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NeveServer
 
 TOPIC = "sound"
 QUEUES = 2

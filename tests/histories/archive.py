@@ -12,7 +12,7 @@ from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import catalogs
 from tests.histories.clients import key_of
 from tests.histories.history import Archived, Event, Gap
-from tests.servers.members import NAME
+from tests.kit.server.members import NAME
 
 _COLUMNS = ["queue_id", "queue_offset", "body"]
 

@@ -22,7 +22,7 @@ from neve.client import Consumer, LocalTransactionState, Message, PopConsumer, P
 from neve.errors import BrokerError
 from neve.record.ids import parse_offset_msg_id
 from tests.histories.history import Decision, Event, Outcome, Seen, Sent, TopicGone, TopicMade
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 QUEUES = 4
 _LARGEST = 3000

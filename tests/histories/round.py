@@ -59,7 +59,7 @@ from tests.histories.java_workers import JavaWorkers
 from tests.histories.links import Links
 from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet, log_file_paths, log_start
 from tests.histories.stalls import stalls_noted, stood_still_ms, waits_noted
-from tests.waiting import NotWithin, until
+from tests.kit.clock.waiting import NotWithin, until
 
 T = TypeVar("T")
 #: Errors of a missing answer; a wrong answer is not among them.

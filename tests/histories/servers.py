@@ -23,11 +23,11 @@ from tests.histories.clients import now_ms
 from tests.histories.faults import CONTROLLER, NAME_SERVER
 from tests.histories.history import Switched
 from tests.histories.links import Links
-from tests.servers.admin_port import post_request
-from tests.servers.members import NAME, in_sync_in, replicas_in, told_by
-from tests.servers.neve import NEVE, settings_as_options
-from tests.servers.processes import Processes, accepts, free_ports
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.server.members import NAME, in_sync_in, replicas_in, told_by
+from tests.kit.server.neve import NEVE, settings_as_options
+from tests.kit.server.processes import Processes, accepts, free_ports
+from tests.kit.wire.admin_port import post_request
 
 _ELECT_MASTER, _EPOCH_CACHE, _CLEAN_BROKER_DATA = 1002, 1007, 1011
 _ZEROS = 20  # The number of digits in a log file's name.

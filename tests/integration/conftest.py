@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 
 @pytest.fixture(scope="session", autouse=True)

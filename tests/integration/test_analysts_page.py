@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from tests.servers.neve import NEVE
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE
 
 Up = Callable[..., AbstractContextManager[Any]]
 PAGE = (Path(__file__).parents[2] / "docs" / "analysts.md").read_text()

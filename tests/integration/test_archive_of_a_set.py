@@ -14,10 +14,10 @@ from infra.objects.open import open_store
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import Epoch, decode_entry
 from neve.archive.format.keys import journal_key
-from tests.servers.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
-from tests.servers.members import NAME
-from tests.servers.neve import Serving
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
+from tests.kit.server.members import NAME
+from tests.kit.server.neve import Serving
 
 _ARCHIVED_S = 60.0
 

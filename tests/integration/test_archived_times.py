@@ -11,7 +11,7 @@ from broker.broker_controller import BrokerController
 from infra.clock import ManualClock
 from infra.net.remoting_server import Connection
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, offload, running, send
+from tests.kit.broker.in_process import ask, offload, running, send
 
 MINUTE_MS = 60_000
 

@@ -27,8 +27,8 @@ from infra.objects.store import NoSuchBucket, NotFound, StoreUnavailable
 from infra.process.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests.server_process import ask
-from tests.servers.neve import NEVE, Serving, settings_as_options
+from tests.kit.server.neve import NEVE, Serving, settings_as_options
+from tests.kit.server.requests import ask
 
 Up = Callable[..., AbstractContextManager[Any]]
 

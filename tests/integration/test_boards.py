@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 
 import neve
-from tests.servers.debian_package import ensure
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import free_ports
-from tests.servers.prometheus import Prometheus
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.debian_package import ensure
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import free_ports
+from tests.kit.server.prometheus import Prometheus
 
 pytestmark = pytest.mark.servers
 CONF = Path(__file__).parents[2] / "conf"

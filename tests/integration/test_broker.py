@@ -16,7 +16,7 @@ from neve.record.codec import decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.servers.neve import NEVE, NeveServer
+from tests.kit.server.neve import NEVE, NeveServer
 
 # Longer than the timeout of any request, so an answered pull must have been notified.
 HELD_MS = 600_000

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.wire import Client, Refused
-from tests.servers.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
-from tests.servers.neve import Serving
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
+from tests.kit.server.neve import Serving
 
 _CHANGE_S = 60.0
 FLUSH_SLAVE_TIMEOUT = 12

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from bench.wire import SUCCESS, Client
-from tests.servers import etcd as servers
-from tests.servers.broker_set import BrokerSet, create_topic, takes
-from tests.servers.etcd import Node, register_url
-from tests.servers.members import NAME
-from tests.servers.neve import Serving
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server import etcd as servers
+from tests.kit.server.broker_set import BrokerSet, create_topic, takes
+from tests.kit.server.etcd import Node, register_url
+from tests.kit.server.members import NAME
+from tests.kit.server.neve import Serving
 
 pytestmark = pytest.mark.servers
 ELECT_MASTER = 1002

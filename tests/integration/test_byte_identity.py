@@ -32,9 +32,9 @@ from neve.record.bodies import encode_batch
 from neve.record.codec import decode_record
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
-from tests.servers.admin_port import post_request
-from tests.servers.neve import NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NeveServer
+from tests.kit.wire.admin_port import post_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

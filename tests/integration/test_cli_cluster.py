@@ -16,8 +16,8 @@ from neve.cli import main
 from neve.client import connect
 from neve.errors import ClientError
 from neve.remoting.names import RESERVE_TIME
-from tests.server_process import Up
-from tests.servers.neve import Serving, settings_as_options
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.requests import Up
 
 USAGE, NOT_FOUND, CONFLICT, UNREACHABLE = 2, 3, 5, 6
 STOP_S = 60

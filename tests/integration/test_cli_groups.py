@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from neve.client.sync import connect
-from tests.group_verbs import (
+from tests.kit.cluster.group_command import (
     GROUP,
     TOPIC,
     Neve,
@@ -17,7 +17,7 @@ from tests.group_verbs import (
     members_are_told,
     reset_does_what_it_shows,
 )
-from tests.server_process import Up, offload
+from tests.kit.server.requests import Up, offload
 
 
 def test_group_shows_lag_age_and_cold_share(neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from bench.lines import round_trip
 from neve.cli import main
 from neve.client import Message, connect
 from neve.client.validators import RESERVED_PROPERTIES
-from tests.servers.neve import NEVE
+from tests.kit.server.neve import NEVE
 
 DEADLINE_S = 60
 USAGE, NOT_FOUND, FEWER = 2, 3, 7

@@ -16,7 +16,7 @@ from infra.objects.open import open_store
 from neve.archive.format.journal import Epoch, encode_entry
 from neve.archive.format.keys import journal_key
 from neve.cli import main
-from tests.servers.neve import NEVE
+from tests.kit.server.neve import NEVE
 
 pytestmark = pytest.mark.servers
 

@@ -12,7 +12,7 @@ import pytest
 
 from neve import BrokerError, connect
 from neve.client import AsyncClient, Consumer, Message, PullStatus, sync
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 DEADLINE = 60
 RECEIVE = 20

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from neve.client import AsyncClient, connect
 from neve.client.consumers.base import DeliveringConsumer
-from tests.servers.broker_set import BrokerSet
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.server.broker_set import BrokerSet
 
 TOPIC, GROUP = "orders", "g"
 _CALL_S = 60.0  # A role change takes a second, and the machine is shared.

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from bench.wire import Client
-from tests.cluster_verbs import Neve
 from tests.integration.test_broker_set import bodies
-from tests.servers.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
-from tests.servers.members import NAME
-from tests.servers.neve import Serving, settings_as_options
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.cluster.broker_set_command import Neve
+from tests.kit.server.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
+from tests.kit.server.members import NAME
+from tests.kit.server.neve import Serving, settings_as_options
 
 FAILED, NOT_FOUND, CONFLICT, UNREACHABLE = 1, 3, 5, 6
 _CHANGE_S = 60.0

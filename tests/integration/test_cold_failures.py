@@ -21,8 +21,8 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import RETRY_V1, real_topic
-from tests.broker_in_process import ask, offload, running, send
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, offload, running, send
+from tests.kit.clock.waiting import until
 
 COUNT = 50
 PULLS = 300

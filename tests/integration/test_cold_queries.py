@@ -7,7 +7,7 @@ from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, offload, running, send
+from tests.kit.broker.in_process import ask, offload, running, send
 
 COUNT = 50
 

@@ -17,9 +17,9 @@ from lifecycle.lifecycle import ArchiveLifecycle
 from neve.archive.format.journal import CommittedObject
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, offload, running, send
-from tests.servers.admin_port import post_request
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, offload, running, send
+from tests.kit.clock.waiting import until
+from tests.kit.wire.admin_port import post_request
 from tiered.worker.client import DecodedGroup
 
 OBJECTS, EACH = 4, 25  # The number of objects of the topic, and of messages of each of its two queues in one object.

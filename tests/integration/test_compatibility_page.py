@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
-from tests.servers.neve import Serving, settings_as_options
+from tests.kit.server.neve import Serving, settings_as_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

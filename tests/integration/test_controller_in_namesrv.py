@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.wire import Client, Refused
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import NotReady, accepts
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import NotReady, accepts
 
 GET_METADATA_INFO, GET_BROKER_CLUSTER_INFO, APPLY, SYNC_STATE_DATA = 1005, 106, 1013, 1006
 

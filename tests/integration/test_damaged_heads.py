@@ -18,7 +18,7 @@ from neve.spark.hot_rows import rows_of_hot_task
 from neve.spark.planning.options import Cluster, Options, Subscription
 from neve.spark.planning.queues import HotSlice, Queue
 from neve.spark.planning.wanted import Wanted
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 COUNT = 40
 _SIZE_AT, _QUEUE_AT, _OFFSET_AT = 0, 12, 20

@@ -12,10 +12,10 @@ from bench.wire import Client
 from broker.doctor import checks
 from infra.clock import SystemClock
 from neve.cli.checks import FAIL, OK, WARN, Check
-from tests.servers.broker_set import BrokerSet
-from tests.servers.members import NAME
-from tests.servers.processes import free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.broker_set import BrokerSet
+from tests.kit.server.members import NAME
+from tests.kit.server.processes import free_ports
 
 _HOUR_MS = 3_600_000
 

@@ -35,10 +35,10 @@ from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
 from neve.spark.reader import plan
-from tests.broker_in_process import ask, offload, running, send
-from tests.popping import Member, Taken
-from tests.servers.admin_port import post_request
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, offload, running, send
+from tests.kit.broker.pop_member import Member, Taken
+from tests.kit.clock.waiting import until
+from tests.kit.wire.admin_port import post_request
 
 COUNT = 60
 MEANT = frozenset(range(3, COUNT, 10))

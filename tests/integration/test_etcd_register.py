@@ -20,12 +20,12 @@ from controller.register import NEVER, RegisterUnavailable, Revision, Stored
 from infra.net.etcd import Etcd, EtcdAway, EtcdUrl, KeyValue
 from infra.process.startup import EXIT_CONFIG, StartupError
 from neve.cli import main as cli
-from tests.servers import etcd as servers
-from tests.servers.etcd import Node, register_url
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import NotReady
+from tests.kit.clock.waiting import until, wait_until
+from tests.kit.server import etcd as servers
+from tests.kit.server.etcd import Node, register_url
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import NotReady
 from tests.unit.controller.registered import run, value
-from tests.waiting import until, wait_until
 
 pytestmark = pytest.mark.servers
 T = TypeVar("T")

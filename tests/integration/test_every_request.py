@@ -35,9 +35,9 @@ from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
 from tests.fuzz.made import REQUESTS
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.clock.waiting import until
 
 ROOT = Path(__file__).parents[2]
 READERS = frozenset({"require_str", "require_int", "optional_int", "optional_bool"})

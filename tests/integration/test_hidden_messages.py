@@ -25,9 +25,9 @@ from neve.record.ids import offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import HALF_TOPIC
-from tests.broker_in_process import ask, offload, running, send
-from tests.servers.admin_port import post_request
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, offload, running, send
+from tests.kit.clock.waiting import until
+from tests.kit.wire.admin_port import post_request
 
 SECRET = b"the-secret-body"
 TOPIC, KEY = "T", "the-key"

@@ -17,7 +17,7 @@ from broker.config import BrokerConfig
 from broker.ha.settings import settings_of
 from infra.config.properties import read
 from neve.cli.broker_set import broker_set
-from tests.servers.neve import Serving
+from tests.kit.server.neve import Serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "high-availability.md").read_text("utf-8")
 ANY_PORTS = ("--namesrv-port", "0", "--controller-port", "0", "--port", "0")

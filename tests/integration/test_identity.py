@@ -22,7 +22,9 @@ from neve.archive.format.journal import FORMAT_VERSION, Abort, Epoch, Gap
 from neve.archive.format.keys import format_key
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
-from tests.server_process import (
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE
+from tests.kit.server.requests import (
     GOES_ON,
     GROUP,
     SMALL,
@@ -37,8 +39,6 @@ from tests.server_process import (
     refusal,
     send,
 )
-from tests.servers.neve import NEVE
-from tests.waiting import wait_until
 from tiered.journal.store_format import StoreFormat
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.servers.neve import Serving, settings_as_options
+from tests.kit.server.neve import Serving, settings_as_options
 
 MEMORY_KIB = 150 * 1024
 START_SECONDS = 10

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 import pytest
 
-from tests.servers.neve import NeveServer
-from tests.servers.processes import free_ports
+from tests.kit.server.neve import NeveServer
+from tests.kit.server.processes import free_ports
 
 pytestmark = pytest.mark.servers
 ROOT = Path(__file__).parents[2]

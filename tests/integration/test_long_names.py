@@ -9,7 +9,7 @@ from lifecycle.lifecycle import ArchiveLifecycle
 from neve import archive
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests.broker_in_process import ask, offload, running, send
+from tests.kit.broker.in_process import ask, offload, running, send
 
 GROUP = "|" * 120
 RETRY = f"%RETRY%{GROUP}"

@@ -14,8 +14,8 @@ from bench.wire import Client
 from neve.cli import main
 from neve.client import sync
 from neve.client.model import Message
-from tests.servers.neve import Serving
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import Serving
 
 CONFLICT, FAILED, USAGE, NOT_FOUND = 5, 1, 2, 3
 GROUP = "tour"

@@ -28,8 +28,8 @@ from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from neve.archive.catalog.catalog import Location
-from tests.doubles.one_by_one import OneByOne
-from tests.servers import versitygw
+from tests.kit.archive.one_by_one import OneByOne
+from tests.kit.server import versitygw
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient
 from tiered.write.entry_run import EntryRun

@@ -11,8 +11,8 @@ from typing import Any
 
 from infra.net.remoting_server import open_connection
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask
-from tests.servers.neve import Serving, settings_as_options
+from tests.kit.broker.in_process import ask
+from tests.kit.server.neve import Serving, settings_as_options
 
 
 def figures(admin: str) -> dict[str, float]:

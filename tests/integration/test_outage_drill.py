@@ -34,10 +34,10 @@ from cryptography.x509.oid import NameOID
 import neve
 from infra.objects import minio
 from neve.client import ClientOptions
-from tests.servers.admin_port import post_request
-from tests.servers.neve import NEVE, Serving, settings_as_options
-from tests.servers.processes import free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE, Serving, settings_as_options
+from tests.kit.server.processes import free_ports
+from tests.kit.wire.admin_port import post_request
 
 pytestmark = pytest.mark.servers
 _S = 120.0

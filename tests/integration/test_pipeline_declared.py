@@ -29,8 +29,8 @@ from infra.objects import minio
 from neve.client import connect
 from neve.record.bodies import inflate
 from neve.spark.jars import pyspark_jars
-from tests.servers.neve import NEVE
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1200)]
 

@@ -14,7 +14,7 @@ from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 NeveUp = Callable[..., AbstractContextManager[Any]]
 

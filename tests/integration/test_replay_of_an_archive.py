@@ -12,7 +12,7 @@ from typing import Any
 from neve import archive
 from neve.client import BatchItem, Message, connect
 from tests.client_conformance.conftest import create_topic
-from tests.servers.neve import NEVE, NeveServer
+from tests.kit.server.neve import NEVE, NeveServer
 
 FEW = 300
 

@@ -31,7 +31,9 @@ from neve.archive.format.journal import Epoch
 from neve.cli.store import open_source
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
-from tests.server_process import (
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE
+from tests.kit.server.requests import (
     GOES_ON,
     GROUP,
     SMALL,
@@ -46,8 +48,6 @@ from tests.server_process import (
     refusal,
     send,
 )
-from tests.servers.neve import NEVE
-from tests.waiting import wait_until
 
 Up = Callable[..., AbstractContextManager[Any]]
 OFTEN = ("--set", "statePeriod=100", *SMALL)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from neve.client import AsyncClient, connect
 from neve.client.consumers.base import DeliveringConsumer
-from tests.servers.broker_set import TOPIC, BrokerSet
-from tests.servers.neve import Serving
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.server.broker_set import TOPIC, BrokerSet
+from tests.kit.server.neve import Serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "high-availability.md").read_text("utf-8")
 GROUP = "g"

@@ -19,7 +19,7 @@ from neve.errors import NeveError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
-from tests.servers.processes import NotReady
+from tests.kit.server.processes import NotReady
 
 Up = Callable[..., AbstractContextManager[Any]]
 ROOT = '{"username":"root","password":"root-secret"}'

@@ -24,10 +24,10 @@ from controller.register import RegisterUnavailable
 from infra.clock import ManualClock
 from infra.net.etcd import Etcd, parse_url
 from neve.remoting.codes import ResponseCode as Code
-from tests.servers import etcd as servers
-from tests.servers.etcd import Node, register_url
+from tests.kit.clock.waiting import until
+from tests.kit.server import etcd as servers
+from tests.kit.server.etcd import Node, register_url
 from tests.unit.controller.brokers import Broker, closed, controlling, in_sync
-from tests.waiting import until
 
 pytestmark = pytest.mark.servers
 prefixes = (f"test{number}" for number in count())

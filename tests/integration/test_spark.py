@@ -31,9 +31,9 @@ from neve.archive.store.source import open_source
 from neve.spark.builder import parse_store
 from neve.spark.hadoop_source import HadoopSource
 from neve.spark.jars import pyspark_jars
-from tests.doubles.archive_on_paper import HOUR, T0, ArchiveOnPaper
 from tests.integration.test_offload import StoreAdapter, put, start
-from tests.servers.neve import NEVE
+from tests.kit.archive.archive_on_paper import HOUR, T0, ArchiveOnPaper
+from tests.kit.server.neve import NEVE
 from tiered.worker.client import WorkerClient
 
 pytestmark = [

@@ -19,7 +19,6 @@ from infra.objects.open import open_store
 from infra.objects.s3_server import S3Server, create_bucket
 from neve import spark as neve_spark
 from neve.spark.verify import verify
-from tests.doubles.archive_on_paper import ArchiveOnPaper
 from tests.integration.test_spark import TOPIC, fill
 from tests.integration.test_spark_connect_jobs import create, received
 from tests.integration.test_spark_source import (
@@ -35,9 +34,10 @@ from tests.integration.test_spark_source import (
     test_unfiltered_query_after_a_filtered_one_has_all_rows,
 )
 from tests.integration.test_spark_verify import commit
-from tests.servers import versitygw
-from tests.servers.neve import NeveServer
-from tests.servers.spark_cluster import SparkCluster
+from tests.kit.archive.archive_on_paper import ArchiveOnPaper
+from tests.kit.server import versitygw
+from tests.kit.server.neve import NeveServer
+from tests.kit.server.spark_cluster import SparkCluster
 
 __all__ = [
     "test_batch_equals_read_topic_in_all_columns",

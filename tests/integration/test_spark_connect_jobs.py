@@ -13,9 +13,9 @@ import pytest
 from infra.objects.open import open_store
 from neve.client import connect
 from tests.client_conformance.conftest import create_topic
-from tests.doubles.archive_on_paper import ArchiveOnPaper
 from tests.integration.test_spark_planning import through_connect
 from tests.integration.test_spark_verify import commit
+from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 
 pytestmark = pytest.mark.servers
 

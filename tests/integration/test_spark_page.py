@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from infra.objects.open import open_store
-from tests.doubles.archive_on_paper import ArchiveOnPaper
+from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 
 pytestmark = pytest.mark.servers
 

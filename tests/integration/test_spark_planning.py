@@ -16,8 +16,8 @@ from infra.objects.open import open_store
 from neve import spark as neve_spark
 from neve.archive.format.broker_state import BrokerState, encode_state
 from neve.archive.format.keys import state_key
-from tests.doubles.archive_on_paper import ArchiveOnPaper
 from tests.integration.test_spark import TOPIC, fill
+from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 
 pytestmark = [
     pytest.mark.servers,

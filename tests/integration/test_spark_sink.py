@@ -16,8 +16,8 @@ from neve import spark as neve_spark
 from neve.client import Message, connect
 from neve.client.send.queue_selector import select_by_hash
 from tests.client_conformance.conftest import create_topic
-from tests.servers.processes import Processes
-from tests.waiting import until, wait_until
+from tests.kit.clock.waiting import until, wait_until
+from tests.kit.server.processes import Processes
 
 pytestmark = [
     pytest.mark.servers,

@@ -13,9 +13,9 @@ from infra.objects.open import open_store
 from neve import spark as neve_spark
 from neve.archive.format.journal import Deleted, Expire
 from neve.spark.builder import parse_store
-from tests.doubles.archive_on_paper import HOUR, T0, ArchiveOnPaper
 from tests.integration.test_spark import TOPIC, fill
 from tests.integration.test_spark_planning import through_connect
+from tests.kit.archive.archive_on_paper import HOUR, T0, ArchiveOnPaper
 
 pytestmark = [
     pytest.mark.servers,

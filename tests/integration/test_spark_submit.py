@@ -14,9 +14,9 @@ import pytest
 
 from infra.objects.open import open_store
 from neve.spark.jars import pyspark_jars
-from tests.doubles.archive_on_paper import ArchiveOnPaper
 from tests.integration.test_spark_verify import commit
-from tests.servers.spark_cluster import SparkCluster
+from tests.kit.archive.archive_on_paper import ArchiveOnPaper
+from tests.kit.server.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 

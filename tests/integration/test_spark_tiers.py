@@ -21,9 +21,9 @@ from neve import spark as neve_spark
 from neve.client.send.transaction import LocalTransactionState
 from neve.client.sync import connect
 from neve.remoting.codes import RequestCode
-from tests.server_process import ask
-from tests.servers.neve import NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NeveServer
+from tests.kit.server.requests import ask
 
 pytestmark = [
     pytest.mark.servers,

@@ -16,8 +16,8 @@ from neve.archive.format.journal import Commit, Gap, Intent, PlannedObject
 from neve.archive.format.keys import data_key
 from neve.spark.verify import VerifyJob, verify
 from neve.spark.verify_notes import OtherCheck
-from tests.doubles.archive_on_paper import ArchiveOnPaper
-from tests.servers.neve import NEVE
+from tests.kit.archive.archive_on_paper import ArchiveOnPaper
+from tests.kit.server.neve import NEVE
 from tests.unit.archive.test_verify_rows import row, written
 
 pytestmark = [

@@ -20,8 +20,8 @@ from infra.objects.store import ObjectStore
 from neve.archive.format.broker_state import BrokerState, encode_state
 from neve.archive.format.journal import Expire
 from neve.archive.format.keys import state_key
-from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
-from tests.servers.neve import NEVE
+from tests.kit.archive.archive_on_paper import T0, ArchiveOnPaper
+from tests.kit.server.neve import NEVE
 
 pytestmark = pytest.mark.servers
 

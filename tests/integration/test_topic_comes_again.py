@@ -11,8 +11,8 @@ from typing import Any
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests import broker_in_process as in_process
-from tests.server_process import SMALL, TOPIC, ask, offload, post, read_all, send
+from tests.kit.broker import in_process
+from tests.kit.server.requests import SMALL, TOPIC, ask, offload, post, read_all, send
 
 Up = Callable[..., AbstractContextManager[Any]]
 

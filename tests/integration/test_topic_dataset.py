@@ -13,7 +13,7 @@ import neve.archive
 from infra.objects import minio
 from infra.objects.open import open_store
 from neve.archive.format.journal import Expire
-from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
+from tests.kit.archive.archive_on_paper import T0, ArchiveOnPaper
 
 pytestmark = pytest.mark.servers
 

@@ -10,7 +10,7 @@ import pytest
 
 from neve.cli import main
 from neve.client import sync
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 SETTINGS = {"archiveWorkerPriority": "normal", "coldReadPriority": "normal", "archivePeriod": "1h"}
 

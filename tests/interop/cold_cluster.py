@@ -14,9 +14,9 @@ import pytest
 from bench.wire import Client
 from infra.objects import minio
 from tests.interop.agent import Agent, Got
-from tests.servers.admin_port import post_request
-from tests.servers.neve import NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NeveServer
+from tests.kit.wire.admin_port import post_request
 
 SETTINGS = {
     "archiveMinBytes": "1",

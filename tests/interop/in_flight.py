@@ -6,8 +6,8 @@ import json
 
 from bench.wire import Client
 from tests.interop.promoted import Popped, ack, bodies, end, offsets_at, pop, prepare, properties
-from tests.servers.neve import Serving
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import Serving
 
 GROUP = "readers"
 _UPDATE_OFFSET, _UPDATE_GROUP = 15, 200

@@ -18,8 +18,8 @@ from bench.wire import Client
 from neve.client.model import Message
 from tests.interop.agent import FLAGS, SOURCES
 from tests.interop.promoted import Half, bodies, end, offsets_at, prepare, properties
-from tests.servers.routes import is_routed
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.cluster.routes import is_routed
 
 #: `make migrations` uses 100,000.
 MESSAGES = int(os.environ.get("NEVE_MIGRATION_MESSAGES", "2000"))

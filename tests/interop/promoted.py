@@ -13,10 +13,10 @@ from pathlib import Path
 from bench.wire import SEND_V2, Client, send_ext
 from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.body import lenient_loads
-from tests.servers.apache import ApacheMember, ApacheNameServer
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.apache import ApacheMember, ApacheNameServer
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import free_ports
 
 FILE_SIZE = 4 << 20
 _POLLS = "neve_slave_polls_taken_total"

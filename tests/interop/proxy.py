@@ -9,8 +9,8 @@ from typing import Self
 from typing_extensions import override
 
 from bench import jvm
-from tests.servers.processes import Processes, accepts, free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.processes import Processes, accepts, free_ports
 
 _READY_S = 180.0  # Long enough for a busy machine.
 _FLAGS = ["-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]

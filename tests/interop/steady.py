@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from bench import jvm
 from tests.interop.agent import FLAGS, SOURCES
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
 
 TOPIC = "orders"
 #: The number of messages that must be acknowledged and consumed between two events.

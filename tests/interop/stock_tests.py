@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from bench import jvm
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 #: Tests that start no broker besides that of BaseConf, and do not inspect it.
 TESTS = (

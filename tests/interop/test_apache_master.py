@@ -11,11 +11,11 @@ from bench.wire import PULL, SEND_V2, Client, pull_ext, send_ext
 from broker.ha.frames import HELLO_FORMAT
 from neve.record.codec import MessageRecord, iter_records
 from tests.interop.promoted import FILE_SIZE, catches_up, loses, offsets_at, settings_of
-from tests.servers.apache import ApacheServer
-from tests.servers.broker_set import BrokerSet, create_topic
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import accepts, free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.broker_set import BrokerSet, create_topic
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import accepts, free_ports
 
 pytestmark = pytest.mark.servers
 

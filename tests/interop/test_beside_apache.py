@@ -24,9 +24,9 @@ from neve import spark as neve_spark
 from tests.interop.agent import FLAGS, SOURCES
 from tests.interop.promoted import FILE_SIZE, catches_up, loses
 from tests.interop.test_apache_master import apache, read, send, slave_of
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import Serving
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import Serving
 
 pytestmark = [
     pytest.mark.servers,

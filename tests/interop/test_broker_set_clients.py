@@ -11,8 +11,8 @@ import pytest
 from bench import jvm
 from bench.wire import Client
 from tests.interop.steady import TOPIC, Steady, assert_each_offset_once_acknowledged_and_consumed
-from tests.servers.broker_set import BrokerSet
-from tests.servers.members import NAME
+from tests.kit.server.broker_set import BrokerSet
+from tests.kit.server.members import NAME
 
 pytestmark = pytest.mark.servers
 #: `make soak` tests both client versions.

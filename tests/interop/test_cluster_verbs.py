@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_verbs import Neve
 from tests.interop.test_controller import may_send
-from tests.servers.apache import ApacheController, ApacheMember, ApacheNameServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.cluster.broker_set_command import Neve
+from tests.kit.server.apache import ApacheController, ApacheMember, ApacheNameServer
 
 pytestmark = pytest.mark.servers
 

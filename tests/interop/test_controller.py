@@ -15,12 +15,12 @@ import pytest
 
 from bench import jvm
 from bench.wire import Client, Refused
-from tests.servers import etcd
-from tests.servers.apache import ApacheController, ApacheMember
-from tests.servers.etcd import register_url
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server import etcd
+from tests.kit.server.apache import ApacheController, ApacheMember
+from tests.kit.server.etcd import register_url
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import free_ports
 
 pytestmark = pytest.mark.servers
 

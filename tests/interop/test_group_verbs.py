@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.group_verbs import (
+from tests.kit.cluster.group_command import (
     GROUP,
     Neve,
     a_deleted_group_is_gone,
@@ -15,7 +15,7 @@ from tests.group_verbs import (
     members_are_told,
     reset_does_what_it_shows,
 )
-from tests.servers.apache import ApacheServer
+from tests.kit.server.apache import ApacheServer
 
 pytestmark = pytest.mark.servers
 

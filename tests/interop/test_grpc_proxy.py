@@ -24,8 +24,8 @@ from infra.net.remoting_server import open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from tests.interop.proxy import ProxyServer
-from tests.servers.neve import NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NeveServer
 
 pytestmark = pytest.mark.servers
 AGENT = Path(__file__).with_name("grpc_agent.py")

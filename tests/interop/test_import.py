@@ -11,8 +11,8 @@ import pytest
 from bench.wire import Client
 from tests.interop.in_flight import GROUP, InFlight
 from tests.interop.promoted import Pair, apache_alone
-from tests.servers.neve import NEVE, Serving
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE, Serving
 
 pytestmark = pytest.mark.servers
 _S = 120.0

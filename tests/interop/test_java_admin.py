@@ -9,7 +9,7 @@ import pytest
 
 from bench import jvm
 from bench.wire import Client
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 pytestmark = pytest.mark.servers
 SOURCES = Path(__file__).parent / "java_admin"

@@ -18,9 +18,9 @@ from bench import jvm
 from bench.wire import ROUTE, SUCCESS, Client
 from infra.objects import minio
 from tests.interop.agent import FLAGS, Agent
-from tests.servers.admin_port import post_request
-from tests.servers.neve import NEVE, NeveServer
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE, NeveServer
+from tests.kit.wire.admin_port import post_request
 
 pytestmark = pytest.mark.servers
 SOURCES = Path(__file__).parent / "java"

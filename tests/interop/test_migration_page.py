@@ -23,8 +23,8 @@ from tests.interop.in_transit import GROUP, LATER, MESSAGES, PAID, TOPIC, InTran
 from tests.interop.promoted import FILE_SIZE, Pair, apache_alone, offsets_at
 from tests.interop.steady import TOPIC as ORDERS
 from tests.interop.steady import Steady, assert_each_offset_once_acknowledged_and_consumed
-from tests.servers.neve import NEVE, Serving, settings_as_options
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.neve import NEVE, Serving, settings_as_options
 
 pytestmark = pytest.mark.servers
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import jvm
-from tests.servers.neve import NeveServer
+from tests.kit.server.neve import NeveServer
 
 pytestmark = pytest.mark.servers
 _SOURCES = Path(__file__).parent / "java_benchmark"

@@ -27,10 +27,10 @@ from neve import archive
 from neve import spark as neve_spark
 from neve.remoting.body import TopicRouteData, loads_as
 from tests.interop.steady import TOPIC, Row, Steady, assert_each_offset_once_acknowledged_and_consumed
-from tests.servers.apache import mqadmin
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.apache import mqadmin
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import free_ports
 
 pytestmark = [
     pytest.mark.servers,

@@ -15,10 +15,10 @@ import pytest
 from bench.wire import Client, Refused
 from tests.interop.promoted import Half, end, offsets_at, prepare, properties
 from tests.interop.test_controller import mqadmin_says
-from tests.servers.members import NAME
-from tests.servers.mixed_set import Broker, MixedSet, Under, assert_same_logs, end_of
-from tests.servers.neve import NEVE
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.members import NAME
+from tests.kit.server.mixed_set import Broker, MixedSet, Under, assert_same_logs, end_of
+from tests.kit.server.neve import NEVE
 
 pytestmark = pytest.mark.servers
 TOPIC, GROUP = "orders", "billing"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from neve.cli import main
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import NeveServer
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import NeveServer
 
 NOT_FOUND, AUTH, CONFLICT = 3, 4, 5
 _ROOT = '{"username":"root","password":"root-secret"}'

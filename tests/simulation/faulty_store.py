@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.clock import ManualClock
 from infra.objects.store import AccessDenied, Pace, PutOutcome, StoreUnavailable, UnknownOutcome, unpaced
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 
 URL = "sim:"
 

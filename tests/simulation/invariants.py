@@ -30,8 +30,8 @@ from neve.archive.format.journal import Checkpoint
 from neve.archive.format.keys import checkpoint_key, pack_key, parse_checkpoint_key
 from neve.archive.read.verify import verify
 from neve.record.codec import decode_record, iter_records
-from tests.by_key import by_key
-from tests.doubles.catalog_state import CatalogState, state_of
+from tests.kit.archive.catalog_state import CatalogState, state_of
+from tests.kit.store.by_key import by_key
 from tests.simulation.messaging import foreign
 from tests.simulation.model import Message, joined
 from tests.simulation.process import BROKER, queues_of

@@ -30,7 +30,7 @@ from neve.archive.format.journal import (
     decode_entry,
 )
 from neve.record.codec import decode_record
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 
 Place = tuple[str, int]  # topic, queue
 #: The reason of a gap: an expired object had other messages beside erased ones.

@@ -23,7 +23,7 @@ from infra.clock import ManualClock
 from infra.loop.locks import Event, Lock
 from infra.loop.threads import Run, Thread
 from neve.remoting.names import METADATA_LOG
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.workers import AnyWorker
 

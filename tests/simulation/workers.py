@@ -18,8 +18,8 @@ from infra import failpoint
 from infra.objects.store import ObjectStoreError, PreconditionFailed, UnknownOutcome
 from neve.archive.format.journal import CommittedObject, PlannedObject, RowGroup
 from neve.record.codec import decode_record
-from tests.doubles.deferred_uploads import DeferredUploads, in_order
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.archive.deferred_uploads import DeferredUploads, in_order
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
 from tiered.worker import frames
 from tiered.worker.client import WorkerClient

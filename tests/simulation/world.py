@@ -29,8 +29,8 @@ from neve.archive.catalog.journal_reader import CheckpointsGone, following, read
 from neve.archive.format.journal import EntriesDeleted, anchor
 from neve.errors import BrokerError
 from neve.remoting.names import METADATA_LOG
-from tests.doubles.catalog_state import state_of
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.archive.catalog_state import state_of
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation import invariants, traffic
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.messaging import foreign

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from neve.cli import main
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
 
 _GOLDEN = Path(__file__).with_name("golden")
 _WRITE = "NEVE_GOLDEN"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.apache import ApacheServer
-from tests.servers.neve import NeveServer
+from tests.kit.server.apache import ApacheServer
+from tests.kit.server.neve import NeveServer
 from tests.transcripts.shell import Shell, Step
 
 LINES = "".join(f"order {number}\n" for number in range(20))

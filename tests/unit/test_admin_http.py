@@ -17,9 +17,9 @@ from infra.net.admin_token import AdminToken
 from lifecycle.lifecycle import ArchiveLifecycle
 from neve.admin_token import signature
 from neve.entropy import system_entropy
-from tests.broker_in_process import running
-from tests.doubles.sim_disk import SimDisk
-from tests.waiting import until
+from tests.kit.broker.in_process import running
+from tests.kit.clock.waiting import until
+from tests.kit.store.sim_disk import SimDisk
 
 _ROOT = Path("/data")
 

@@ -27,9 +27,9 @@ from infra.process import collector
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
-from tests.doubles.sim_disk import SimDisk
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.clock.waiting import until
+from tests.kit.store.sim_disk import SimDisk
 
 KEPT = (Connection, ClientChannel, HeldPull, ConsumeQueue, RemotingCommand, asyncio.Task)
 

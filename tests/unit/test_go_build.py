@@ -10,7 +10,7 @@ import pytest
 
 from infra.objects import minio
 from infra.objects.s3_server import ServerMissing, running
-from tests.servers import go_build
+from tests.kit.server import go_build
 
 
 def test_build_is_announced_before_it_starts(

@@ -17,7 +17,7 @@ from pathlib import Path
 import greenlet
 
 from infra.disk.filesystem import DiskFull, FileWriter, OutOfDescriptors, Room
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.messaging.loop import Killed, SimThread
 
 #: The effect of each call on the file system, which determines its possible errors.

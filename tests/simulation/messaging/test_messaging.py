@@ -28,7 +28,7 @@ from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
 from infra.loop.supervisor import Supervisor
 from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation import run
 from tests.simulation.messaging import clients, foreign, promises
 from tests.simulation.messaging.clients import POPPED

@@ -21,7 +21,7 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.store.errors import StoreError
 from infra.process.startup import StartupError
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.messaging import clients, foreign, promises
 from tests.simulation.messaging.faulty_disk import ALLOCATES, MAPS, OPENS, SYNCS, WRITES, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLoop

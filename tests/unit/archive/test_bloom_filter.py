@@ -20,7 +20,7 @@ from neve.archive.format.journal import Commit, CommittedObject, Intent, Planned
 from neve.archive.format.keys import data_key
 from neve.archive.rows.schema import FILTERED, FILTERS_MARK, SCHEMA, DamagedObject, writer_options
 from neve.record.codec import decode_record, encode_record
-from tests.doubles.one_upload import upload_one
+from tests.kit.archive.one_upload import upload_one
 from tiered.read.cold_query import has_key
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient

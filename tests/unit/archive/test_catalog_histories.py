@@ -7,8 +7,8 @@ import pytest
 from neve.archive.catalog.catalog import Catalog, GapHit, Location
 from neve.archive.format.journal import Abort, AnyEntry, Commit, Deleted, Expire, Gap, Topic
 from neve.archive.read.verify import verify
-from tests.doubles.checkpoints import restored
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.archive.checkpoints import restored
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent
 
 

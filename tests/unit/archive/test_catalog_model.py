@@ -11,8 +11,8 @@ from neve.archive.catalog.name_blocks import NAMES_MAX, Block, blocks_of
 from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
 from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Deleted, Expire, Replace, RowGroup, Unexpire
 from neve.archive.format.keys import data_key
-from tests.doubles.catalog_state import expiring_keys, state_of
-from tests.doubles.checkpoints import restored
+from tests.kit.archive.catalog_state import expiring_keys, state_of
+from tests.kit.archive.checkpoints import restored
 
 TOPICS = ("orders", "%RETRY%" + "%" * 120, "a.b")
 QUEUES = 3

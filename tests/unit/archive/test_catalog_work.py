@@ -33,9 +33,9 @@ from neve.archive.format.journal import (
 from neve.archive.format.keys import data_key
 from neve.archive.policy.expiry import expire_topic, plan_dropped, plan_expiry
 from neve.archive.read.verify import tiling_faults, verify
-from tests.doubles.catalog_state import state_of
-from tests.doubles.checkpoints import put_checkpoint
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.archive.catalog_state import state_of
+from tests.kit.archive.checkpoints import put_checkpoint
+from tests.kit.store.memory_store import MemoryStore
 
 HOUR = 3_600_000
 

@@ -29,9 +29,9 @@ from neve.archive.format.journal import (
     encode_entry,
 )
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
-from tests.doubles.catalog_state import state_of
-from tests.doubles.checkpoints import put_checkpoint, restored
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.archive.catalog_state import state_of
+from tests.kit.archive.checkpoints import put_checkpoint, restored
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent, to_compact
 
 A, B, C, D = (

@@ -10,7 +10,7 @@ import pytest
 
 from neve.archive.catalog.catalog import Catalog, Location
 from neve.archive.format.journal import Commit, CommittedObject, Expire, RowGroup
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
 from tiered.read import cold_reader, group_fetches
 from tiered.read.cold_cache import GroupCache
 from tiered.read.cold_reader import ColdReader, ColdUnavailable, Located

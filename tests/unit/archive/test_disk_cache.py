@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.disk.filesystem import Disk
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tiered.worker.disk_cache import DiskCache
 
 DIRECTORY = Path("/data/coldcache")

@@ -16,8 +16,8 @@ from neve.archive.policy.erasure import Verdict, holds, is_meant, spans_of_rows,
 from neve.archive.policy.unexpiry import may_come_back, plan_unexpiry
 from neve.archive.read.verify import tiling_faults
 from neve.record.codec import decode_record
-from tests.doubles.catalog_state import expiring_keys
-from tests.doubles.checkpoints import restored
+from tests.kit.archive.catalog_state import expiring_keys
+from tests.kit.archive.checkpoints import restored
 from tests.unit.archive.test_exactness import record
 from tests.unit.archive.test_replace import OLD, ROWS, before_each_line, catalog_of, name_of
 from tiered.write.merge import rows_left

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
 from tiered.read.fetch_queue import LINE_MAX, Fetch, FetchQueue, QueueFull
 
 

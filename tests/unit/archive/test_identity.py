@@ -15,7 +15,7 @@ from infra.objects.store import StoreUnavailable
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Abort, AnyEntry, Expire, Intent, NewerFormat, PlannedObject, encode_entry
 from neve.archive.format.keys import data_key
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.identity import Identity, IdentityFile, Since
 from tiered.journal.local_journal import LocalJournal

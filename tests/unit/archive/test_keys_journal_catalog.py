@@ -24,7 +24,7 @@ from neve.archive.format.journal import (
     decode_entry,
     encode_entry,
 )
-from tests.doubles.catalog_state import expiring_keys
+from tests.kit.archive.catalog_state import expiring_keys
 
 DAY = "2026-01-02"
 

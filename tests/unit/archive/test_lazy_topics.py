@@ -28,9 +28,9 @@ from neve.archive.format.journal import (
 )
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from neve.archive.read.verify import verify
-from tests.doubles.catalog_state import expiring_keys, state_of
-from tests.doubles.checkpoints import put_checkpoint
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.archive.catalog_state import expiring_keys, state_of
+from tests.kit.archive.checkpoints import put_checkpoint
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.archive.test_catalog_model import QUEUES, name_of
 
 CUT = "%RETRY%" + "%" * 120  # too long for an object key

@@ -24,11 +24,11 @@ from neve.archive.format.journal import AnyEntry, Checkpoint, Forget, Gap, Topic
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from neve.archive.store.source import open_source
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, offload, running
-from tests.doubles.catalog_state import state_of
-from tests.doubles.checkpoints import put_checkpoint
+from tests.kit.archive.catalog_state import state_of
+from tests.kit.archive.checkpoints import put_checkpoint
+from tests.kit.broker.in_process import ask, offload, running
+from tests.kit.clock.waiting import until
 from tests.unit.archive.test_checkpoint import ERASURES, REWRITES
-from tests.waiting import until
 
 READER = Path(__file__).with_name("plain_reader.py")
 HOUSE = {"broker", "infra", "lifecycle", "namesrv", "neve", "tests", "tiered", "access", "bench", "msgspec"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.process.processor import ProcessorDemand, processor_demand
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
 from tiered.worker.patience import Patience
 
 RATE, SHARING = 1000, 4

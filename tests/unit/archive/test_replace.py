@@ -15,8 +15,8 @@ from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
 from neve.archive.format.journal import AnyEntry, Commit, Deleted, Expire, Replace
 from neve.archive.format.keys import data_key
 from neve.archive.policy.unexpiry import plan_unexpiry
-from tests.doubles.catalog_state import expiring_keys
-from tests.doubles.checkpoints import restored
+from tests.kit.archive.catalog_state import expiring_keys
+from tests.kit.archive.checkpoints import restored
 from tests.unit.archive.test_keys_journal_catalog import DAY, committed
 
 ROWS = {0: 30, 1: 15}

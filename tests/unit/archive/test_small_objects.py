@@ -24,7 +24,7 @@ from neve.archive.rows import column_encoder as columns
 from neve.archive.rows.row_encoder import Entries
 from neve.archive.rows.schema import ObjectFacts
 from neve.record.codec import encode_record
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
 from tiered.worker import frames
 from tiered.worker.client import WorkerClient
 from tiered.worker.pipeline import Wanted, described

@@ -23,7 +23,7 @@ from neve.archive.format.journal import Expire
 from neve.archive.rows import inflation
 from neve.archive.rows.inflation import BadBody
 from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
-from tests.doubles.archive_on_paper import HOUR, T0, ArchiveOnPaper
+from tests.kit.archive.archive_on_paper import HOUR, T0, ArchiveOnPaper
 
 TOPIC = "%RETRY%g|x"
 LONG = "%RETRY%" + "|" * 120  # too long for a path component

@@ -16,7 +16,7 @@ from neve.archive.catalog.topic_parts import PACK_BYTES, RUN_BLOCKS_MAX, SMALL_P
 from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_checkpoint, encode_head
 from neve.archive.format.envelope import Damaged
 from neve.archive.format.journal import AnyEntry, Checkpoint, Commit, CommittedObject, Deleted, Expire, Gap, Topic
-from tests.doubles.catalog_state import state_of
+from tests.kit.archive.catalog_state import state_of
 from tests.unit.archive.test_catalog_model import QUEUES, name_of
 
 

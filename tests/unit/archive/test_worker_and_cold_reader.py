@@ -27,8 +27,8 @@ from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Gap, 
 from neve.archive.format.keys import data_key, journal_key
 from neve.record.codec import encode_record
 from neve.record.properties import tags_code
-from tests.doubles.one_upload import upload_one
-from tests.waiting import wait_until
+from tests.kit.archive.one_upload import upload_one
+from tests.kit.clock.waiting import wait_until
 from tiered.read.cold_query import Found
 from tiered.read.cold_reader import ColdReader, ColdUnavailable
 from tiered.worker import frames

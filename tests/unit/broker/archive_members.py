@@ -26,7 +26,7 @@ from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.journal import AnyEntry, decode_entry
 from neve.archive.format.keys import journal_key
 from neve.record.codec import iter_records
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.process import BROKER, InLine, drive, outside
 from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker

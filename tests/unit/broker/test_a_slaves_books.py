@@ -18,8 +18,8 @@ from infra.loop.in_steps import at_once
 from neve.record.codec import iter_records
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.names import CHECK_MAX_TOPIC, OP_HALF_TOPIC
-from tests.broker_in_process import running, send
-from tests.popping import Member
+from tests.kit.broker.in_process import running, send
+from tests.kit.broker.pop_member import Member
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
 DAYS_MS = 100 * 3_600_000  # longer than the timeout of a transaction check

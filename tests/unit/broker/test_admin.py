@@ -17,7 +17,7 @@ from neve.record.ids import offset_msg_id
 from neve.remoting.body import MessageQueue, lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
 
 Work = Callable[[BrokerController, Connection], Awaitable[None]]
 SUSPEND, SUBSCRIPTION = 2, 4

@@ -24,11 +24,11 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
-from tests.broker_in_process import ask, running, send
-from tests.doubles.fake_set import FakeSet
-from tests.popping import Member, Taken
+from tests.kit.broker.fake_set import FakeSet
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.broker.pop_member import Member, Taken
+from tests.kit.clock.waiting import until
 from tests.unit.broker.test_express_send import Broker, frame
-from tests.waiting import until
 
 ROOT = ("root", "root-secret")
 SETTINGS = (

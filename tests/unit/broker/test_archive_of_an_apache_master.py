@@ -25,10 +25,10 @@ from lifecycle.safe_clock import SafeClock
 from neve.archive.catalog.catalog import Catalog
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, running, send
-from tests.servers.admin_port import post_request
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.clock.waiting import until
+from tests.kit.wire.admin_port import post_request
 from tests.unit.broker.test_plain_slave import FILE_SIZE, SLAVE, Front, run
-from tests.waiting import until
 
 BODY = 100_000
 IN_A_FILE = FILE_SIZE // (BODY + 200)

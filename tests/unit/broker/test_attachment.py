@@ -11,7 +11,7 @@ from broker.archiving.attachment import TRANSITIONS, Attachment, Event, State
 from broker.archiving.offsets import log_goes_on_at, queues_to_raise
 from infra.state_table import ImpossibleTransition
 from lifecycle.recorded_minimums import minimums_to_raise
-from tests.broker_in_process import running
+from tests.kit.broker.in_process import running
 
 
 @pytest.mark.parametrize(("state", "event"), itertools.product(State, Event))

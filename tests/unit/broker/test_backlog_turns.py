@@ -19,7 +19,7 @@ from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
 
 MESSAGES = 40
 

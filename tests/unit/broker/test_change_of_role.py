@@ -40,10 +40,10 @@ from neve.errors import NeveError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests.broker_in_process import ask, offload, running, send
 from tests.integration.test_security import make_certificate
-from tests.set_in_process import Member, Set, broker_set
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, offload, running, send
+from tests.kit.broker.set_in_process import Member, Set, broker_set
+from tests.kit.clock.waiting import until
 from tiered.journal.writer import JournalWriter, ResumePoint
 
 TOPIC = "orders"

@@ -15,9 +15,9 @@ from broker.broker_controller import BrokerController
 from infra.disk.filesystem import Room
 from infra.objects.store import StoreUnavailable
 from neve.remoting.codes import RequestCode
-from tests.broker_in_process import ask, offload, running, send
-from tests.servers.admin_port import post_request
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, offload, running, send
+from tests.kit.clock.waiting import until
+from tests.kit.wire.admin_port import post_request
 
 
 async def page(broker: BrokerController, path: str) -> str:

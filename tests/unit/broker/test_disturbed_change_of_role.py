@@ -26,10 +26,10 @@ from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import METADATA_LOG
-from tests.broker_in_process import ask
-from tests.set_in_process import Member, Set, broker_set
+from tests.kit.broker.in_process import ask
+from tests.kit.broker.set_in_process import Member, Set, broker_set
+from tests.kit.clock.waiting import until
 from tests.unit.broker.test_change_of_role import TOPIC, bodies, hand_to, put, shows
-from tests.waiting import until
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from broker.config import BrokerConfig
 from broker.embedded import HERE, start_controller, start_name_server
-from tests.servers.processes import accepts
+from tests.kit.server.processes import accepts
 
 
 async def test_name_server_and_controller_start_and_the_broker_knows_them(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import CHECK_MAX_TOPIC, OP_HALF_TOPIC
-from tests.broker_in_process import ask, running, send
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.store.sim_disk import SimDisk
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
 REFUSED = ResponseCode.SERVICE_NOT_AVAILABLE

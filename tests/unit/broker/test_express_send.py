@@ -25,8 +25,8 @@ from infra.net.remoting_server import Connection
 from neve.record.codec import MessageRecord, decode_record
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand, decode_command
-from tests.broker_in_process import ask, running
-from tests.doubles.counted import Counted
+from tests.kit.broker.in_process import ask, running
+from tests.kit.clock.calls_per_turn import Counted
 
 TOPIC = "orders"
 UNIQUE = "7F0000010001"

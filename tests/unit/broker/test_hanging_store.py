@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, offload, running, send
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, offload, running, send
+from tests.kit.clock.waiting import until
 
 TOPICS = 8
 

@@ -20,8 +20,8 @@ from infra.net.remoting_server import Connection, open_connection
 from neve.errors import UnknownOutcome
 from neve.remoting.body import HeartbeatData, SubscriptionData, loads_as
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, running
-from tests.doubles.counted import Counted
+from tests.kit.broker.in_process import ask, running
+from tests.kit.clock.calls_per_turn import Counted
 
 TOPICS = tuple(f"topic-{number}" for number in range(20))
 

@@ -33,7 +33,7 @@ from neve.record.codec import decode_record
 from neve.record.layout import MAGIC_BLANK, position_of
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ROOM_ENOUGH, running
+from tests.kit.broker.in_process import ROOM_ENOUGH, running
 from tests.unit.broker.test_promotion import put
 
 FILE_SIZE = 1 << 20

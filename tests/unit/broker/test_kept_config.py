@@ -14,7 +14,7 @@ from infra.disk.filesystem import RealDisk
 from infra.process.startup import StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests.broker_in_process import ask, running
+from tests.kit.broker.in_process import ask, running
 
 
 async def test_changed_setting_overrides_file_and_command_line_after_a_restart(

@@ -16,9 +16,9 @@ from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
-from tests.doubles.colliding import colliding_words
-from tests.doubles.counted import Counted
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.store.colliding_keys import colliding_words
 
 LONG = 1 << 60
 

@@ -17,7 +17,7 @@ from broker.tables.topic_config_manager import TopicConfigManager
 from infra.config.properties import ConfigError
 from infra.disk.filesystem import Room
 from lifecycle.lifecycle import ArchiveLifecycle
-from tests.broker_in_process import running, send
+from tests.kit.broker.in_process import running, send
 
 SEGMENTS = 4
 

@@ -25,8 +25,8 @@ from infra.disk.filesystem import DiskFull
 from infra.loop.in_steps import Steps, run_beside
 from infra.loop.supervisor import Faults
 from lifecycle.hot_store import Aged
-from tests.doubles.counted import Counted
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.store.sim_disk import SimDisk
 from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
 
 T = TypeVar("T")

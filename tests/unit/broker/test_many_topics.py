@@ -19,8 +19,8 @@ from namesrv.request_processor import RequestProcessor
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, running
+from tests.kit.clock.waiting import until
 
 COUNT = 30
 

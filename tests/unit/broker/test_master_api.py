@@ -17,7 +17,7 @@ from infra.net.remoting_server import Connection, RemotingServer
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
 
 CODE = Code.GET_ALL_CONSUMER_OFFSET
 

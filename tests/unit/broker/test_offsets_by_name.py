@@ -7,7 +7,7 @@ from pathlib import Path
 
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from infra.loop.in_steps import at_once
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 
 
 async def _synced() -> None:

@@ -20,7 +20,7 @@ from broker.store.message_store import GetResult, MessageStore
 from infra.clock import SystemClock
 from infra.disk.filesystem import RealDisk
 from neve.remoting.codes import GetMessageStatus
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 COUNT = 90
 FILE = 1 << 13

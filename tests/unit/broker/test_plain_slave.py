@@ -27,10 +27,10 @@ from infra.process.startup import StartupError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.clock.waiting import until
 from tests.unit.broker.ha.test_plain_over_sockets import PlainMaster
 from tests.unit.broker.metadata.test_stock_tables import GROUPS, MODES, TOPICS
-from tests.waiting import until
 
 FILE_SIZE = 1 << 20
 SLAVE = ["brokerRole=SLAVE", "brokerId=1", "slaveReadEnable=true"]

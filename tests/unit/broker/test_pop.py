@@ -22,7 +22,7 @@ from infra.disk.filesystem import RealDisk
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue
 from neve.remoting.names import real_topic
-from tests.synced import nothing_to_sync
+from tests.kit.broker.synced import nothing_to_sync
 
 
 class Broker:

@@ -18,9 +18,9 @@ from infra.net.remoting_server import open_connection
 from neve.errors import NeveError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, running, send
-from tests.popping import Member
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.broker.pop_member import Member
+from tests.kit.clock.waiting import until
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
 
 COLD_QUEUE, ANY = 1, -1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from infra.clock import ManualClock
 from neve.remoting.codes import ResponseCode
-from tests.broker_in_process import running, send
-from tests.popping import Member, offsets
+from tests.kit.broker.in_process import running, send
+from tests.kit.broker.pop_member import Member, offsets
 
 MESSAGES = 8
 

@@ -8,8 +8,8 @@ import pytest
 
 from infra.clock import ManualClock
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, running, send
-from tests.popping import Member, offsets
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.broker.pop_member import Member, offsets
 
 MESSAGES = 10
 ordinary_and_orderly = pytest.mark.parametrize("order", [False, True], ids=["ordinary", "orderly"])

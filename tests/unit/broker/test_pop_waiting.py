@@ -18,8 +18,8 @@ from infra.loop.supervisor import Faults
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests.broker_in_process import ask, running, send
-from tests.popping import Member
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.broker.pop_member import Member
 
 
 def with_member(root: Path, work: Callable[[Member], Awaitable[None]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from broker.store import truncation
 from infra.disk.filesystem import RealDisk
-from tests.broker_in_process import running, send
+from tests.kit.broker.in_process import running, send
 
 SECRET_HOLDERS = ("commitlog", "config", "diverged")
 

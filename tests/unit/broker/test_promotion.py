@@ -27,10 +27,10 @@ from infra.net.remoting_server import Connection
 from infra.process.startup import StartupError
 from neve.record.codec import iter_records
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
-from tests.broker_in_process import running, send
+from tests.kit.broker.in_process import running, send
+from tests.kit.clock.waiting import until
 from tests.unit.broker.metadata.members import Member
 from tests.unit.broker.test_plain_slave import SLAVE, Front, bodies, master
-from tests.waiting import until
 
 REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
 COMMIT = 8

@@ -15,11 +15,11 @@ from broker.pop.pop_log import PopCheckPoint
 from broker.store.message_store import MessageStore
 from broker.waiting.half_messages import Half, HalfMessages
 from broker.waiting.timer_message import TimerMessages
-from tests.broker_in_process import running, send
-from tests.doubles.counted import Counted
-from tests.set_in_process import broker_set
+from tests.kit.broker.in_process import running, send
+from tests.kit.broker.set_in_process import broker_set
+from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.waiting import until
 from tests.unit.broker.test_change_of_role import hand_to, put
-from tests.waiting import until
 
 TOPIC = "orders"
 QUEUES, HALVES, TIMERS, OFFSETS = 2_500, 350, 1_200, 5_000

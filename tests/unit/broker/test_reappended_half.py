@@ -14,7 +14,7 @@ from neve.record.codec import iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02TAGS\x01t\x02"
 

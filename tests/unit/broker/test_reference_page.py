@@ -22,7 +22,7 @@ from infra.config.properties import ConfigError, load, wire_name
 from infra.disk.filesystem import RealDisk
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
-from tests.broker_in_process import running, send
+from tests.kit.broker.in_process import running, send
 
 T = TypeVar("T")
 DOCS = Path(__file__).parents[3] / "docs"

@@ -14,8 +14,8 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
-from tests.broker_in_process import ask, running, send
-from tests.popping import Member
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.broker.pop_member import Member
 
 
 def names(

@@ -8,7 +8,7 @@ from infra.clock import ManualClock
 from infra.net.remoting_server import Connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
 
 GROUP, RETRY = "g", "%RETRY%g"
 CONSUMER = {

@@ -20,7 +20,7 @@ from infra.net.remoting_server import Connection
 from infra.observe.metrics import LATENCIES, Histogram
 from infra.process.startup import StartupError
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
 
 Rows = list[tuple[dict[str, str], float]]
 _ON = ("metricsExporterType=PROM", "metricsPromExporterHost=127.0.0.1", "metricsPromExporterPort=0")

@@ -13,7 +13,7 @@ from broker.doctor import checks
 from broker.tables.state_file import StateFile
 from infra.disk.filesystem import RealDisk
 from infra.process.startup import StartupError
-from tests.broker_in_process import running, send
+from tests.kit.broker.in_process import running, send
 
 # consumerOffset.json in fastjson's format
 OFFSETS = b'{\n\t"dataVersion":{"counter":3},\n\t"offsetTable":{"orders@billing":{0:41,1:7\n\t\t}\n\t}\n}'

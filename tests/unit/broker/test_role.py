@@ -22,7 +22,7 @@ from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
 
 _NOBODY = cast("Connection", None)
 SLAVES = (Role.SLAVE, Role.SLAVE_IN_SYNC)

@@ -22,7 +22,7 @@ from infra.clock import ManualClock
 from infra.loop.supervisor import Faults
 from neve.record.codec import iter_records
 from neve.remoting.names import SCHEDULE_TOPIC
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 
 ROOT = Path("/store")
 SECOND = 1000

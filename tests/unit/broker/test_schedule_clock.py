@@ -14,8 +14,8 @@ from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import ManualClock
 from infra.loop.supervisor import Faults
 from neve.remoting.names import SCHEDULE_TOPIC
-from tests.doubles.sim_disk import SimDisk
-from tests.synced import nothing_to_sync
+from tests.kit.broker.synced import nothing_to_sync
+from tests.kit.store.sim_disk import SimDisk
 
 DAY = 86_400_000
 DELAY = 5_000

@@ -13,7 +13,7 @@ from infra.clock import SystemClock
 from infra.disk.filesystem import RealDisk
 from infra.loop.supervisor import Faults
 from neve.remoting.names import SCHEDULE_TOPIC
-from tests.synced import nothing_to_sync
+from tests.kit.broker.synced import nothing_to_sync
 
 
 def test_pending_messages_are_pinned_if_the_progress_is_below_the_log(tmp_path: Path) -> None:

@@ -37,11 +37,11 @@ from neve.record.codec import MalformedRecord, MessageRecord, decode_record, ite
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command
 from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
-from tests.broker_in_process import running, send
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
-from tests.synced import nothing_to_sync
-from tests.waiting import until
+from tests.kit.broker.in_process import running, send
+from tests.kit.broker.synced import nothing_to_sync
+from tests.kit.clock.waiting import until
+from tests.kit.store.by_key import by_key
+from tests.kit.store.sim_disk import SimDisk
 
 HOUR_MS = 3_600_000
 # A digit for str.isdigit(), but not a number for int().

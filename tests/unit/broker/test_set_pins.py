@@ -5,10 +5,10 @@ from __future__ import annotations
 from broker.archiving.pins import SetPins
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.replicas import open_store
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.broker.archive_members import Pins
 from tests.unit.store.conftest import put_one
-from tests.unit.store.replicas import open_store
 
 
 def member(*, following: bool = False) -> tuple[MessageStore, Pins, SetPins]:

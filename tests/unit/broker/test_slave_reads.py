@@ -19,7 +19,7 @@ from neve.record.codec import iter_records
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, offload, running, send
+from tests.kit.broker.in_process import ask, offload, running, send
 
 CONFIRMED, ALL = 3, 5
 

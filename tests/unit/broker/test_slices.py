@@ -13,8 +13,8 @@ from broker.archiving.ask_loop import AskLoop
 from broker.store.message_store import MessageStore
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, running, send
-from tests.doubles.counted import Counted
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.clock.calls_per_turn import Counted
 
 TOPICS, QUEUES = 300, 2
 

@@ -19,7 +19,7 @@ from infra.config.properties import load
 from infra.disk.filesystem import RealDisk
 from infra.loop.supervisor import Stop
 from infra.process.startup import EXIT_FAILED
-from tests.broker_in_process import running, send
+from tests.kit.broker.in_process import running, send
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.clock.waiting import until
 
 SUSPEND, SUBSCRIPTION = 2, 4
 

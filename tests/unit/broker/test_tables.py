@@ -18,7 +18,7 @@ from infra.config.properties import ConfigError, load, to_properties, update_liv
 from infra.disk.filesystem import RealDisk
 from infra.loop.supervisor import Faults
 from neve.remoting import names
-from tests.synced import nothing_to_sync
+from tests.kit.broker.synced import nothing_to_sync
 
 T = TypeVar("T")
 

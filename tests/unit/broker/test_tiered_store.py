@@ -19,7 +19,7 @@ from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Commit, CommittedObject, Gap, RowGroup
 from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import DecodedGroup
 from tiered.worker.failed import WorkerFailed

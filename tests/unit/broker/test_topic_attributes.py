@@ -7,7 +7,7 @@ import pytest
 
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, running, send
+from tests.kit.broker.in_process import ask, running, send
 
 
 @pytest.mark.parametrize("attribute", ["queue.type=BatchCQ", "cleanup.policy=COMPACTION"])

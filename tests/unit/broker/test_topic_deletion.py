@@ -15,7 +15,7 @@ from neve.archive.format.journal import Topic, decode_entry
 from neve.archive.format.keys import journal_key
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.process import BROKER, Process, outside
 from tests.simulation.workers import QuickWorker

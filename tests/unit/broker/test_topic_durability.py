@@ -20,8 +20,8 @@ from infra.config.properties import load
 from infra.disk.filesystem import RealDisk
 from infra.net.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, send
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, send
+from tests.kit.clock.waiting import until
 
 
 def manager(path: Path) -> TopicConfigManager:

@@ -18,7 +18,7 @@ from infra.net.remoting_server import Connection
 from neve.archive.format.journal import Gap
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, offload, running, send
+from tests.kit.broker.in_process import ask, offload, running, send
 
 Series = dict[str, dict[tuple[str, ...], float]]
 

@@ -24,8 +24,8 @@ from neve.record.codec import decode_record, iter_records
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
-from tests.doubles.sim_disk import SimDisk
-from tests.synced import nothing_to_sync
+from tests.kit.broker.synced import nothing_to_sync
+from tests.kit.store.sim_disk import SimDisk
 
 HOST = ("127.0.0.1", 1)
 

@@ -19,8 +19,8 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import METADATA_LOG
 from neve.remoting.signature import signed
-from tests.broker_in_process import ask, running, send
-from tests.popping import Member
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.broker.pop_member import Member
 
 Work = Callable[[BrokerController, Connection, ManualClock], Awaitable[None]]
 PLACE = {"a": "p", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "j": 0, "k": "false", "m": "false"}

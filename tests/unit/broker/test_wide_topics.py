@@ -28,10 +28,10 @@ from neve.remoting.body import dumps_object_keys, lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask, running, send
-from tests.doubles.counted import Counted
-from tests.popping import Member
-from tests.waiting import until
+from tests.kit.broker.in_process import ask, running, send
+from tests.kit.broker.pop_member import Member
+from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.waiting import until
 
 QUEUES = 2_000
 MOST = 80  # calls in one turn: a slice of queues, with two or three calls for each

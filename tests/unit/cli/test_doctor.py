@@ -16,8 +16,8 @@ from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk, Room
 from neve.cli import main
 from neve.cli.checks import Check
-from tests.broker_in_process import running
-from tests.servers.processes import free_ports
+from tests.kit.broker.in_process import running
+from tests.kit.server.processes import free_ports
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from neve.cli.stdout_bytes import StdoutBytes
 from neve.client import connect
 from neve.record.bodies import decode_batch
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer, FakeServer, refuse, run, running, send_ok, sends
+from tests.kit.cluster.fake_cluster import Answer, FakeServer, refuse, run, running, send_ok, sends
 
 
 class SlowBroker:

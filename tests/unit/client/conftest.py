@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.client.fake_cluster import running
+from tests.kit.cluster.fake_cluster import running
 
 
 @pytest.fixture

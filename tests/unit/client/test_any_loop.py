@@ -10,8 +10,8 @@ import pytest
 import uvloop
 
 from neve.client import connect
-from tests.unit.client.fake_cluster import DEADLINE_S
-from tests.unit.client.group_broker import GroupBroker
+from tests.kit.cluster.fake_cluster import DEADLINE_S
+from tests.kit.cluster.group_broker import GroupBroker
 
 LOOPS = [pytest.param(asyncio.new_event_loop, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")]
 

@@ -13,8 +13,8 @@ from neve.client import BatchItem, Message, connect, sync
 from neve.errors import BrokerError, ClientError, UnknownOutcome
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer, FakeCluster, refuse, run, send_ok, sends, silent
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.fake_cluster import Answer, FakeCluster, refuse, run, send_ok, sends, silent
 
 Running = Callable[..., AbstractAsyncContextManager[FakeCluster]]
 BUSY, NO_PERMISSION = 2, 16

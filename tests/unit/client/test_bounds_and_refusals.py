@@ -20,10 +20,10 @@ from neve.client.validators import check_properties
 from neve.errors import BrokerError, ClientError, ConnectionFailed, ProtocolError
 from neve.record import bodies, properties
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer, run
-from tests.unit.client.group_broker import GroupBroker, record
-from tests.unit.client.pop_broker import POP, PopBroker
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.fake_cluster import Answer, run
+from tests.kit.cluster.group_broker import GroupBroker, record
+from tests.kit.cluster.pop_broker import POP, PopBroker
 
 LIMIT_S = 5
 

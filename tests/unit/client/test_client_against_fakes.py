@@ -19,8 +19,8 @@ from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import DEADLINE_S, Answer, FakeServer, refuse, run, send_ok, sends, silent
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.fake_cluster import DEADLINE_S, Answer, FakeServer, refuse, run, send_ok, sends, silent
 
 
 def test_send_request_carries_the_message(fake_cluster: Any) -> None:

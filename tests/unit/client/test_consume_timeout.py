@@ -13,8 +13,8 @@ from neve.client import AsyncClient, Consumer, connect
 from neve.client.model import MessageQueue
 from neve.errors import ClientError
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer, run
-from tests.unit.client.group_broker import GroupBroker
+from tests.kit.cluster.fake_cluster import Answer, run
+from tests.kit.cluster.group_broker import GroupBroker
 
 QUEUE = MessageQueue("t", "b0", 0)
 LEFT_ALONE_S = 900.0  # Java's 15 minutes

@@ -10,8 +10,8 @@ from neve.client.times import Start
 from neve.errors import ClientError
 from neve.remoting.body import dumps_object_keys
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import run
-from tests.unit.client.group_broker import GroupBroker
+from tests.kit.cluster.fake_cluster import run
+from tests.kit.cluster.group_broker import GroupBroker
 
 QUEUE = MessageQueue("t", "b0", 0)
 

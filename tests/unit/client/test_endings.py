@@ -20,8 +20,8 @@ from neve.client.net.session import Session
 from neve.client.send.transaction import _asked
 from neve.errors import BrokerError, ConnectionFailed, NeveError, UnknownOutcome
 from neve.remoting.codes import RequestCode
-from tests.unit.client.fake_cluster import run, send_ok, sends, silent
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.fake_cluster import run, send_ok, sends, silent
 
 GO_AWAY = 1500
 

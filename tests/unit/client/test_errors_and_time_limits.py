@@ -10,8 +10,8 @@ import pytest
 
 from neve import BrokerError, ClientError, ConnectionFailed, ConnectionLost, NeveError, RequestTimeout, UnknownOutcome
 from neve.client import AsyncClient, ClientOptions, Message, connect
-from tests.unit.client.fake_cluster import run, sends, silent
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.fake_cluster import run, sends, silent
 
 REQUEST = Message("t", b"x", properties={"CLUSTER": "c", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "2"})
 CALLS: dict[str, Callable[[AsyncClient], Awaitable[Any]]] = {

@@ -31,9 +31,9 @@ from neve.record.ids import offset_msg_id
 from neve.remoting.address import parse_address
 from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer, FakeServer, Handler, run, send_ok, sends, silent
-from tests.unit.client.group_broker import GroupBroker
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.fake_cluster import Answer, FakeServer, Handler, run, send_ok, sends, silent
+from tests.kit.cluster.group_broker import GroupBroker
 
 QUEUE = MessageQueue("t", "b0", 0)
 RECEIPT = Receipt.parse("0 1 60000 0 0 b0 0 7")

@@ -14,8 +14,8 @@ from neve.errors import BrokerError
 from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import run, sends
-from tests.unit.client.group_broker import GroupBroker, record
+from tests.kit.cluster.fake_cluster import run, sends
+from tests.kit.cluster.group_broker import GroupBroker, record
 
 QUEUE = MessageQueue("t", "b0", 0)
 RETRY = MessageQueue("%RETRY%g", "b0", 0)

@@ -19,7 +19,7 @@ from neve.client.group.rebalance import Rebalancer
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
 from neve.errors import ClientError
-from tests.unit.client.fake_cluster import run
+from tests.kit.cluster.fake_cluster import run
 
 LIFE = ["open", "join", "share", "jobs", "no more rounds", "stop", "jobs ended", "finish", "leave"]
 

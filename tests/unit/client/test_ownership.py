@@ -16,10 +16,10 @@ import pytest
 from neve.client import AsyncClient, Consumer, PopConsumer, Received, connect, sync
 from neve.client.model import MessageQueue
 from neve.errors import ClientError, NeveError
-from tests.unit.client.fake_cluster import DEADLINE_S, run
-from tests.unit.client.group_broker import GroupBroker
-from tests.unit.client.pop_broker import ACK, CHANGE, PopBroker
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.fake_cluster import DEADLINE_S, run
+from tests.kit.cluster.group_broker import GroupBroker
+from tests.kit.cluster.pop_broker import ACK, CHANGE, PopBroker
 
 COMMIT, HEARTBEAT, UNREGISTER, SEND_BACK, UNLOCK, SEND = 15, 34, 35, 36, 42, 310
 LIMIT_S = 5

@@ -10,8 +10,8 @@ import pytest
 
 from neve.client import PopConsumer, connect
 from neve.client.model import MessageQueue
-from tests.unit.client.fake_cluster import run
-from tests.unit.client.pop_broker import RETRY_TOPIC, RetryBroker
+from tests.kit.cluster.fake_cluster import run
+from tests.kit.cluster.pop_broker import RETRY_TOPIC, RetryBroker
 
 RETRY = MessageQueue(RETRY_TOPIC, "b0", 0)
 

@@ -11,8 +11,8 @@ import pytest
 from neve.client import AsyncClient, MessageQueue, connect
 from neve.client.times import start_position, time_ms
 from neve.errors import ClientError
-from tests.unit.client.fake_cluster import Answer, run
-from tests.unit.client.group_broker import GroupBroker
+from tests.kit.cluster.fake_cluster import Answer, run
+from tests.kit.cluster.group_broker import GroupBroker
 
 QUEUE = MessageQueue("t", "b0", 0)
 AT = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)

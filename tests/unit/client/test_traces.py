@@ -18,7 +18,7 @@ from neve.client.trace.format import TRACE_TOPIC, Ended, Trace, parse_traces
 from neve.client.trace.recorder import BATCH, BUFFER_MAX, ConsumeTraces, Traces
 from neve.record.properties import bytes_to_properties
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer, run, send_ok
+from tests.kit.cluster.fake_cluster import Answer, run, send_ok
 
 QUEUE = MessageQueue("t", "b0", 0)
 RECEIVED = Message("t", b"abc", "T", ("k1", "k2"), queue=QUEUE, queue_offset=5, msg_id="ID", reconsume_times=2)

@@ -14,10 +14,10 @@ from neve.client import Consumer, PopConsumer, Received, connect
 from neve.errors import ClientError
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import run
-from tests.unit.client.group_broker import GroupBroker, record
-from tests.unit.client.pop_broker import PopBroker, RetryBroker
-from tests.waiting import until
+from tests.kit.clock.waiting import until
+from tests.kit.cluster.fake_cluster import run
+from tests.kit.cluster.group_broker import GroupBroker, record
+from tests.kit.cluster.pop_broker import PopBroker, RetryBroker
 
 DELIVERING = pytest.mark.parametrize("kind", ["consumer", "pop_consumer"])
 LIMIT_S = 5

@@ -28,7 +28,7 @@ from controller.register import NEVER, RegisterUnavailable, Revision, Stored
 from infra.clock import ManualClock
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode as Code
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 
 class MemoryRegister:

@@ -30,8 +30,8 @@ from neve.cli import main as cli
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
+from tests.kit.clock.waiting import until
 from tests.unit.controller.brokers import Broker, closed, controlling, in_sync
-from tests.waiting import until
 
 Code = ResponseCode
 

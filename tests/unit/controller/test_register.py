@@ -16,7 +16,7 @@ from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUn
 from infra.disk.filesystem import Disk, RealDisk
 from infra.loop.threads import SYSTEM_THREADS
 from infra.process.startup import EXIT_DISK, EXIT_IN_USE, StartupError
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.controller.registered import run, value
 
 PATH = Path("/controller/register.json")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.histories.faults import Kind, plan
 from tests.histories.links import Links
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 THERE, BACK = ("client", "server"), ("server", "client")
 

@@ -16,7 +16,7 @@ from neve.remoting.codes import ResponseCode
 from tests.histories.links import Links
 from tests.histories.round import LATE, epoch_told
 from tests.histories.servers import BrokerSet, Server
-from tests.waiting import NotWithin, until, wait_until
+from tests.kit.clock.waiting import NotWithin, until, wait_until
 
 
 @pytest.mark.parametrize("error", [ConnectionFailed("a"), ClientError("a"), UnknownOutcome("a"), TimeoutError()])

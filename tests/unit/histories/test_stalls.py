@@ -11,7 +11,7 @@ import pytest
 from tests.histories import stalls
 from tests.histories.history import Event, Stall, Waited
 from tests.histories.stalls import stalls_noted, stood_still_ms, waited_ms, waits_noted
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 
 async def test_stall_of_the_loop_is_recorded_with_time_and_duration() -> None:

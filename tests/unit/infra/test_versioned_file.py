@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from infra.disk.versioned_file import VersionedFile
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 
 ROOT = Path("/data")
 

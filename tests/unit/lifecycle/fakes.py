@@ -20,9 +20,9 @@ from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.format.journal import CommittedObject, PlannedObject, RowGroup
 from neve.record.codec import decode_record
-from tests.doubles.deferred_uploads import DeferredUploads
-from tests.doubles.memory_store import MemoryStore
-from tests.doubles.one_by_one import OneByOne
+from tests.kit.archive.deferred_uploads import DeferredUploads
+from tests.kit.archive.one_by_one import OneByOne
+from tests.kit.store.memory_store import MemoryStore
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import DecodedGroup
 from tiered.worker.failed import WorkerFailed

@@ -12,7 +12,7 @@ from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import read_catalog
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import RECORD, FakeHot, FakeWorker
 from tiered.journal.log_name import Proof
 from tiered.journal.writer import JournalWriter

@@ -14,7 +14,7 @@ from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
 from neve.archive.format.journal import Checkpoint, Deleted, decode_entry
 from neve.archive.format.keys import journal_key, pack_key
-from tests.doubles.catalog_state import state_of
+from tests.kit.archive.catalog_state import state_of
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.writer import JournalWriter

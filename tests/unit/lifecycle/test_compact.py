@@ -56,9 +56,9 @@ from neve.archive.format.keys import data_key, journal_key, parse_data_key
 from neve.archive.read.reader import Archive
 from neve.archive.read.verify import verify
 from neve.archive.rows.rebuild import rebuild
-from tests.doubles.catalog_state import expiring_keys
-from tests.doubles.memory_store import MemoryStore
-from tests.doubles.one_upload import upload_one
+from tests.kit.archive.catalog_state import expiring_keys
+from tests.kit.archive.one_upload import upload_one
+from tests.kit.store.memory_store import MemoryStore
 from tests.simulation.workers import is_taken_over
 from tests.unit.archive.test_compactor import DAY, Log, Sealed
 from tests.unit.archive.test_exactness import T0, TOPIC

@@ -51,13 +51,13 @@ from neve.archive.delta.table import (
 from neve.archive.format.journal import Expire, Unexpire
 from neve.archive.format.keys import escape
 from neve.archive.rows.schema import SCHEMA
-from tests.doubles.archive_at_random import T0, ArchiveAtRandom
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.archive.archive_at_random import T0, ArchiveAtRandom
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.archive.test_exactness import TOPIC
 from tiered.write import delta_table
 
 ENTRIES = int(os.environ.get("NEVE_DELTA_ENTRIES", "60"))
-SERVERS = Path(__file__).parents[2] / "servers"
+SERVERS = Path(__file__).parents[2] / "kit" / "server"
 DAY_MS = 86_400_000
 PLACE = "broker, queue_id, queue_offset, commit_log_offset"
 Row = tuple[Any, ...]

@@ -45,8 +45,8 @@ from neve.archive.read.reader import Archive
 from neve.archive.read.verify import verify
 from neve.record.codec import MessageRecord
 from neve.remoting.names import SCHEDULE_TOPIC
-from tests.doubles.catalog_state import expiring_keys
-from tests.doubles.checkpoints import restored
+from tests.kit.archive.catalog_state import expiring_keys
+from tests.kit.archive.checkpoints import restored
 from tests.unit.archive.test_compactor import DAY, Log, Sealed
 from tests.unit.archive.test_exactness import TOPIC, record
 from tests.unit.lifecycle.fakes import SEGMENT

@@ -14,9 +14,9 @@ from neve.archive.catalog.journal_reader import entries, read_catalog
 from neve.archive.format.journal import AnyEntry, Forget, Intent, PlannedObject, Topic, encode_entry
 from neve.archive.format.keys import journal_key
 from neve.archive.policy.ttl import HOUR_MS as HOUR
-from tests.doubles.catalog_state import state_of
-from tests.doubles.checkpoints import put_checkpoint
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.archive.catalog_state import state_of
+from tests.kit.archive.checkpoints import put_checkpoint
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import Rig
 
 DAY = 24 * HOUR

@@ -14,7 +14,7 @@ from infra.disk.filesystem import RealDisk
 from infra.objects.store import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
 from neve.archive.format import keys
 from neve.archive.format.journal import Abort, Deleted, NewerFormat, decode_entry
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
 from tiered.journal.store_format import check_format

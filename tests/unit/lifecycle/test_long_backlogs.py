@@ -15,8 +15,8 @@ from lifecycle.backlog import _Count
 from lifecycle.retention import Pending, Policy
 from lifecycle.turns import Turns
 from neve.archive.format.journal import Commit, Expire
+from tests.kit.clock.waiting import wait_until
 from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
-from tests.waiting import wait_until
 from tiered.write.entry_run import EntryRun
 from tiered.write.offload_plan import TopicRange
 

@@ -16,7 +16,7 @@ from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy, worker_priority
 from lifecycle.safe_clock import SafeClock
 from neve.archive.format.journal import Commit, CommittedObject, PlannedObject
-from tests.doubles.deferred_uploads import DeferredUploads, Files, in_order
+from tests.kit.archive.deferred_uploads import DeferredUploads, Files, in_order
 from tests.unit.lifecycle.fakes import RECORD, Rig
 from tests.unit.lifecycle.test_compact import FAULTS
 from tiered.journal.errors import Fenced

@@ -28,10 +28,10 @@ from neve.archive.format.journal import ERASED, Commit, CommittedObject, Expire,
 from neve.archive.policy.expiry import plan_expiry
 from neve.archive.policy.ttl import FOR_EVER_HOURS
 from neve.archive.read.verify import verify
-from tests.doubles.catalog_state import expiring_keys
+from tests.kit.archive.catalog_state import expiring_keys
+from tests.kit.clock.waiting import wait_until
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.members import MemberHot
-from tests.waiting import wait_until
 from tiered.worker.failed import WorkerFailed
 from tiered.write.offload_plan import TopicUnreadable
 

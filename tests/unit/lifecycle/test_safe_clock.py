@@ -8,8 +8,8 @@ import pytest
 
 from infra.clock import ManualClock
 from lifecycle.safe_clock import ABSENCE_MS, TOLERANCE_MS, ClockMark, ClocksDisagree, ClockState, SafeClock
-from tests.doubles.memory_store import MemoryStore
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.memory_store import MemoryStore
+from tests.kit.store.sim_disk import SimDisk
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

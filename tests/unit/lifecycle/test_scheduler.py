@@ -14,8 +14,8 @@ import pytest
 from infra.clock import ManualClock, SystemClock
 from infra.objects.store import StoreUnavailable
 from lifecycle.scheduler import JobScheduler
+from tests.kit.clock.waiting import wait_until
 from tests.simulation.messaging.loop import SimClock, SimLoop, SimThreads
-from tests.waiting import wait_until
 
 
 def test_failed_job_is_counted_and_logged_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:

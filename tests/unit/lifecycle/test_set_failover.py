@@ -20,7 +20,7 @@ from neve.archive.format.broker_state import BrokerState, read_state
 from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
 from neve.archive.format.journal import Abort, Epoch, Intent, NewerFormat, PlannedObject, decode_entry
 from neve.archive.format.keys import journal_key, pack_key
-from tests.doubles.catalog_state import state_of
+from tests.kit.archive.catalog_state import state_of
 from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
 from tests.unit.lifecycle.members import UUID, BrokerSet, Member
 from tests.unit.lifecycle.test_offload import STEPS

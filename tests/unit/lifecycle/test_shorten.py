@@ -28,7 +28,7 @@ from neve.archive.format.journal import Deleted, EntriesDeleted, decode_entry
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key, parse_journal_key, state_key
 from neve.archive.policy.ttl import HOUR_MS as HOUR
 from neve.archive.read.verify import tiling_faults
-from tests.doubles.catalog_state import state_of
+from tests.kit.archive.catalog_state import state_of
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.test_checkpoints import rounds
 from tiered.journal.errors import ArchiveRefused, Fenced

@@ -17,9 +17,9 @@ from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from neve.archive.format.journal import AnyEntry, Expire, Topic, Unexpire
-from tests.doubles.catalog_state import expiring_keys
+from tests.kit.archive.catalog_state import expiring_keys
+from tests.kit.clock.waiting import wait_until
 from tests.unit.lifecycle.fakes import Rig
-from tests.waiting import wait_until
 
 HOUR = 3_600_000
 TTL = 48

@@ -16,7 +16,7 @@ from infra.observe import log as logs
 from namesrv import command
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
-from tests.servers.processes import free_ports
+from tests.kit.server.processes import free_ports
 
 _ALONE = """
 import os, signal, sys

@@ -17,8 +17,8 @@ from infra.objects.open import open_store
 from infra.objects.s3 import S3Store
 from infra.objects.store import AccessDenied, NotFound, PreconditionFailed, UnknownOutcome
 from neve.archive.store.source import open_source
-from tests.servers.fake_s3 import FakeS3, fake_s3
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.fake_s3 import FakeS3, fake_s3
 
 KEY = "some/key"
 

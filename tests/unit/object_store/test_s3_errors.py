@@ -10,7 +10,7 @@ from obstore import exceptions as errors
 from infra.objects import probe
 from infra.objects.s3 import _translate
 from infra.objects.store import AccessDenied, Pace, PutOutcome, StoreUnavailable, unpaced
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 
 _REFUSED = """The operation lacked the necessary privileges to complete for path p/k: Error performing PUT \
 http://127.0.0.1:1/b/p/k in 1.2ms - Server returned non-2xx status code: 403 Forbidden: <?xml version="1.0" \

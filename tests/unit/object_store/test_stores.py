@@ -29,7 +29,7 @@ from neve.archive.read.topic_dataset import open_files
 from neve.archive.store.source import open_source
 from neve.archive.store.url import S3Url, parse_store_url
 from neve.spark.builder import parse_store
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "directory"])

@@ -15,8 +15,8 @@ from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError, UnknownOutcome
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
-from tests.doubles.counted import Counted
-from tests.waiting import until
+from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.waiting import until
 
 ECHO, BOOM, REFUSE, SLOW, ASK, LATER, BAD_ANSWER, NAMED = 10, 11, 12, 14, 15, 17, 18, 19
 

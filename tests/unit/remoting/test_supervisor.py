@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from infra.loop.supervisor import FAILING_RUNS, HANGING_S, Supervisor
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 
 async def test_failing_periodic_task_continues_and_is_counted() -> None:

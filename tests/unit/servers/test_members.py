@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from tests.servers.members import Members
+from tests.kit.server.members import Members
 
 
 class Broker(msgspec.Struct, frozen=True):

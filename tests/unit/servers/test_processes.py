@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.servers import processes
-from tests.servers.processes import Processes, free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server import processes
+from tests.kit.server.processes import Processes, free_ports
 
 #: Ignores SIGTERM, and starts a process in another session that ignores it, too.
 DEAF = "trap '' TERM; setsid bash -c \"trap '' TERM; while :; do sleep 60; done\" & while :; do wait; done"
@@ -42,7 +42,7 @@ def test_stop_kills_child_processes_that_ignore_signals(tmp_path: Path, monkeypa
 
 DRAWS = """
 import json, sys
-from tests.servers.processes import free_ports
+from tests.kit.server.processes import free_ports
 print(json.dumps(sorted({free_ports(1)[0] for _ in range(10_000)})), flush=True)
 sys.stdin.read()
 """

@@ -20,7 +20,7 @@ from neve.archive.format.journal import (
 )
 from neve.archive.format.keys import data_key, journal_key
 from neve.spark.planning.planner import Task
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 
 Row = tuple[str, int, int]  # topic, queue, offset
 Run = tuple[int, int, int]

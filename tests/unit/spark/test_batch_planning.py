@@ -16,7 +16,7 @@ from neve.spark.planning.rows import count, minus, rows_of, share, taken, union
 from neve.spark.planning.slices import Cut, Slice, tasks_of
 from neve.spark.planning.wanted import Wanted
 from neve.spark.pushed import wanted_by
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.spark.journal_on_paper import JournalOnPaper, Row
 
 RUNS = st.lists(

@@ -32,7 +32,7 @@ from neve.spark.planning.queues import (
     hot_tasks_of,
 )
 from neve.spark.planning.wanted import Wanted
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.spark.journal_on_paper import JournalOnPaper
 
 Row = tuple[str, str, int, int]

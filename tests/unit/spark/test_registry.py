@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, timestamp_pb2
 from pyspark import cloudpickle
 
 from neve.spark.registry import Registry, json_writer, registry_at
-from tests.servers.schema_registry import SchemaRegistry
+from tests.kit.server.schema_registry import SchemaRegistry
 from tests.unit.cli.test_schema_files import AS_JSON, ORDER, avro_body, descriptors, protobuf_body
 
 

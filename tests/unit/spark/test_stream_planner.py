@@ -15,8 +15,8 @@ from neve.spark.planning.journal_positions import IDLE_ENTRIES, Position, decode
 from neve.spark.planning.journal_stream import JournalStream
 from neve.spark.planning.options import Options, options_of_stream
 from neve.spark.planning.planner import DataLoss
-from tests.doubles.checkpoints import put_checkpoint
-from tests.doubles.memory_store import MemoryStore
+from tests.kit.archive.checkpoints import put_checkpoint
+from tests.kit.store.memory_store import MemoryStore
 from tests.unit.spark.journal_on_paper import JournalOnPaper, Row
 
 

@@ -12,7 +12,7 @@ from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore, PutResult
 from infra.clock import ManualClock
 from infra.disk.filesystem import Disk
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 
 OpenStore = Callable[..., MessageStore]
 PutOne = Callable[..., PutResult]

@@ -14,8 +14,8 @@ from broker.store.errors import MessageIllegal, NotThisTurn, StoreFull, StoreNot
 from broker.store.message_store import MessageStore
 from infra.disk.filesystem import DiskFull, FileWriter
 from neve.record.codec import iter_records
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.by_key import by_key
+from tests.kit.store.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 HOST = ("10.0.0.1", 7)

@@ -14,8 +14,8 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.loop.in_steps import at_once
 from neve.record.layout import BORN_HOST_V6
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.by_key import by_key
+from tests.kit.store.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

@@ -19,9 +19,9 @@ from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
 from neve.record.codec import decode_record, iter_records
 from neve.remoting.codes import GetMessageStatus as Status
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
-from tests.unit.store.replicas import open_store as open_replica
+from tests.kit.store.by_key import by_key
+from tests.kit.store.replicas import open_store as open_replica
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.test_topics_that_come_again import Pair
 from tests.unit.store.test_truncation import SIZE, short
 

@@ -14,8 +14,8 @@ from broker.store.message_store import QUERY_STEP
 from infra.clock import ManualClock
 from infra.loop.in_steps import Steps, at_once
 from neve.record.codec import decode_record
-from tests.doubles.colliding import colliding_words
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.colliding_keys import colliding_words
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import OpenStore, PutOne
 
 LONG = 1 << 60

@@ -15,7 +15,7 @@ from broker.store.layout import END_SIZE
 from broker.store.log_end import MOVES, EndState, LogEnd
 from broker.store.message_store import MessageStore
 from broker.store.topic_tails import TopicTails
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config
 
 Open = Callable[..., MessageStore]

@@ -20,8 +20,8 @@ from infra.disk.filesystem import DiskFull
 from infra.loop.in_steps import at_once
 from infra.process import collector
 from neve.record.codec import decode_record, iter_records
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.by_key import by_key
+from tests.kit.store.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

@@ -13,7 +13,7 @@ from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import OutOfDescriptors
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config
 from tests.unit.store.test_append_batches import HOST, Open, body, queues, sends
 

@@ -8,9 +8,9 @@ import pytest
 
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.replicas import Link, Master, open_store, told
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config
-from tests.unit.store.replicas import Link, Master, open_store, told
 
 QUEUES = 60
 

@@ -12,7 +12,7 @@ from infra import failpoint
 from infra.clock import ManualClock
 from infra.disk.filesystem import OutOfDescriptors
 from infra.failpoint import FailpointError
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config
 
 QUEUES = 100

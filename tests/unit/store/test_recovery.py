@@ -22,8 +22,8 @@ from broker.store.topic_tails import TopicTails
 from infra import failpoint
 from infra.clock import ManualClock
 from neve.record.codec import decode_record
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.by_key import by_key
+from tests.kit.store.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

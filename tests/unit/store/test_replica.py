@@ -16,10 +16,10 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
 from neve.record.codec import decode_record, encode_record
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.by_key import by_key
+from tests.kit.store.replicas import Link, Master, log_of, open_store, told
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one
-from tests.unit.store.replicas import Link, Master, log_of, open_store, told
 
 STEPS = 250
 

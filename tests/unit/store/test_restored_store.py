@@ -13,7 +13,7 @@ from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config
 
 ROOT = small_config().root

@@ -11,7 +11,7 @@ import pytest
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

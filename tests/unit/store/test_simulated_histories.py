@@ -9,7 +9,7 @@ from typing import Any
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.loop.in_steps import at_once
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

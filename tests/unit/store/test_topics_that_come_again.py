@@ -11,9 +11,9 @@ from broker.store.errors import LogMismatch
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.codec import iter_records
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.replicas import open_store
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one
-from tests.unit.store.replicas import open_store
 
 TOPIC, QUEUES = "t", 3
 

@@ -17,9 +17,9 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
 from neve.record.codec import decode_record, encode_record
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.replicas import Link, Master, log_of, open_store, told
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config
-from tests.unit.store.replicas import Link, Master, log_of, open_store, told
 
 DIVERGED = Path("/store/diverged")
 

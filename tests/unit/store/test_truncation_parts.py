@@ -19,10 +19,10 @@ from infra import failpoint
 from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
 from infra.loop.in_steps import run_beside
-from tests.doubles.sim_disk import SimDisk
-from tests.turns import CALLS_IN_A_TURN, calls_in_turns
+from tests.kit.clock.turns import CALLS_IN_A_TURN, calls_in_turns
+from tests.kit.store.replicas import Link, Master
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config
-from tests.unit.store.replicas import Link, Master
 from tests.unit.store.test_truncation import record
 
 

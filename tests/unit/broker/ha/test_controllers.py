@@ -43,7 +43,7 @@ from infra.net.remoting_peer import PeerSecurity
 from infra.net.remoting_server import Connection, RemotingServer
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.servers.processes import free_ports
+from tests.kit.server.processes import free_ports
 
 LIFE = Life(1, "incarnation", 1, "process")
 CODE = "127.0.0.1:1;1"

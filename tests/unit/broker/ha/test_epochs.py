@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.ha.epoch_file import FILE_NAME, EpochFile, EpochFileDamaged, decode_entries, encode_entries
 from broker.ha.epochs import EpochCache, EpochConflict, consistent_point, cut_point
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 
 DIRECTORY = Path("/store")
 # As an Apache broker in controller mode left it.

@@ -9,7 +9,7 @@ import pytest
 
 from broker.ha.member_events import Saved
 from broker.ha.member_file import MemberFile, MemberFileDamaged
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 
 ROOT = Path("/store")
 SAVED = Saved(

@@ -36,11 +36,11 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock, SystemClock
 from infra.net.tls import ServerTls, client_context, server_tls
 from neve.entropy import system_entropy
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.clock.waiting import until
+from tests.kit.store.replicas import log_of, open_store
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.broker.ha.test_slave_session import hello
 from tests.unit.store.conftest import put_one
-from tests.unit.store.replicas import log_of, open_store
-from tests.waiting import until
 
 A, B, C = 1, 2, 3
 SECONDS = 30

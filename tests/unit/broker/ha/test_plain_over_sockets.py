@@ -15,10 +15,10 @@ from broker.store.message_store import MessageStore
 from infra.clock import SystemClock
 from neve.entropy import system_entropy
 from neve.errors import NeveError
+from tests.kit.clock.waiting import until
 from tests.unit.broker.ha.test_over_sockets import A, B, Member, assert_same, run
 from tests.unit.broker.ha.test_plain_session import LIFE, SETTINGS
 from tests.unit.broker.ha.test_slave_session import hello
-from tests.waiting import until
 
 _REPORT, _HEAD = Struct(">q"), Struct(">qi")
 _BATCH = 1000  # small, so that records arrive in pieces

@@ -36,7 +36,7 @@ from infra.disk.filesystem import RealDisk
 from infra.loop.supervisor import Faults
 from neve.record.codec import MessageRecord, decode_record, parse_host
 from neve.remoting.names import METADATA_LOG
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.process import InLine, drive
 
 ROOT = Path("/store")

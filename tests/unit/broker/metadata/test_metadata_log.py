@@ -27,8 +27,8 @@ from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
+from tests.kit.clock.turns import CALLS_IN_A_TURN, calls_in_turns
 from tests.simulation.process import Killed, drive
-from tests.turns import CALLS_IN_A_TURN, calls_in_turns
 from tests.unit.broker.metadata.members import CONFIG, DELAY_MS, Member
 
 

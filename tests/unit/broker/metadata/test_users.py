@@ -20,7 +20,7 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
-from tests.broker_in_process import running
+from tests.kit.broker.in_process import running
 
 ROOT = '{"username":"root","password":"root-secret"}'
 SETTINGS = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}")

@@ -27,7 +27,7 @@ from neve.archive.format.journal import (
 )
 from neve.archive.format.keys import checkpoint_key, data_key, journal_key
 from neve.archive.rows.schema import SCHEMA
-from tests.doubles.checkpoints import put_checkpoint
+from tests.kit.archive.checkpoints import put_checkpoint
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

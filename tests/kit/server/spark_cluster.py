@@ -12,8 +12,8 @@ import psutil
 import pyspark
 from typing_extensions import override
 
-from tests.servers.processes import Processes, accepts, free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.processes import Processes, accepts, free_ports
 
 _CLASS = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
 _ROOM = "org.apache.spark.deploy"

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from tests.servers.debian_package import ensure
-from tests.servers.processes import Processes, free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.debian_package import ensure
+from tests.kit.server.processes import Processes, free_ports
 
 _READY_S = 60.0
 

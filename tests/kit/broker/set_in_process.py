@@ -21,9 +21,9 @@ from infra.clock import SystemClock
 from infra.config.properties import load
 from infra.disk.filesystem import RealDisk
 from infra.net.remoting_server import Connection, open_connection
-from tests.broker_in_process import ROOM_ENOUGH
-from tests.servers.processes import free_ports
-from tests.waiting import until
+from tests.kit.broker.in_process import ROOM_ENOUGH
+from tests.kit.clock.waiting import until
+from tests.kit.server.processes import free_ports
 
 DEADLINE_S = 60
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from infra.objects.s3_server import ServerMissing, find_binary
-from tests.servers.processes import Processes, free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.processes import Processes, free_ports
 
 _READY_S = 60.0
 

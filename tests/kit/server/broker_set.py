@@ -11,10 +11,10 @@ from typing import Any, Self
 from typing_extensions import override
 
 from bench.wire import Client, Refused
-from tests.servers.members import Members, told_by
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.members import Members, told_by
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import free_ports
 
 _CHANGE_S = 60.0  # A role change takes less than a second, and the machine is shared.
 TOPIC = "orders"

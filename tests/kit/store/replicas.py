@@ -9,8 +9,8 @@ from typing import Any
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.properties import tags_code
-from tests.by_key import by_key
-from tests.doubles.sim_disk import SimDisk
+from tests.kit.store.by_key import by_key
+from tests.kit.store.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config
 
 TOPICS = ("orders", "payments", "käse", "t" * 130)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from bench.wire import Client, Refused
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
 
 NAME = "broker-a"
 _SYNC_STATE_DATA = 1006

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from tests.servers.admin_port import post_request
-from tests.servers.processes import Processes, free_ports
+from tests.kit.server.processes import Processes, free_ports
+from tests.kit.wire.admin_port import post_request
 
 #: The command of the environment that runs this.
 NEVE = str(Path(sys.executable).with_name("neve"))

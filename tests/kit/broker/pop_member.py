@@ -11,7 +11,7 @@ from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.broker_in_process import ask
+from tests.kit.broker.in_process import ask
 
 
 class Taken(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neve.client import AsyncClient
 from neve.errors import BrokerError
-from tests.waiting import until
+from tests.kit.clock.waiting import until
 
 
 async def is_routed(client: AsyncClient, topic: str, queues: int) -> None:

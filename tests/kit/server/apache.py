@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from bench import jvm
 from bench.wire import Client
-from tests.servers.processes import Processes, accepts, free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.processes import Processes, accepts, free_ports
 
 #: GET_BROKER_CLUSTER_INFO
 _CLUSTERS = 106

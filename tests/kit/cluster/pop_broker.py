@@ -6,8 +6,8 @@ import base64
 
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer
-from tests.unit.client.group_broker import GroupBroker, record
+from tests.kit.cluster.fake_cluster import Answer
+from tests.kit.cluster.group_broker import GroupBroker, record
 
 POP, ACK, CHANGE = 200050, 200051, 200053
 RETRY_TOPIC = "%RETRY%g"

@@ -31,7 +31,7 @@ from neve.archive.format.journal import (
 )
 from neve.archive.format.keys import checkpoint_key, data_key, journal_key
 from neve.archive.rows.schema import ObjectFacts
-from tests.doubles.checkpoints import put_checkpoint
+from tests.kit.archive.checkpoints import put_checkpoint
 from tests.unit.archive.test_compactor import SMALL, Log
 from tests.unit.archive.test_exactness import TOPIC
 from tiered.write.compactor import Input, compact

@@ -1,8 +1,8 @@
 """Servers for tests: found, or built with Go into the cache where `infra.objects.s3_server` looks.
 
-Prometheus is taken from Debian's package (`tests/servers/debian_package.py`), because building it takes many minutes.
+Prometheus is from Debian's package (`tests/kit/server/debian_package.py`), because building it takes many minutes.
 
-python -m tests.servers.go_build [NAME …]     print the path of each (default: all), and build missing ones
+python -m tests.kit.server.go_build [NAME …]     print the path of each (default: all), and build missing ones
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from infra.objects.s3_server import ServerMissing, cache_directory, find_binary
-from tests.servers import debian_package
+from tests.kit.server import debian_package
 
 
 class Source(NamedTuple):

@@ -12,11 +12,11 @@ from typing import Any, Self
 from typing_extensions import override
 
 from bench.wire import Client
-from tests.servers.apache import ApacheController, ApacheMember, ApacheNameServerAndController, apache_controllers
-from tests.servers.members import NAME, Members, told_by
-from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import free_ports
-from tests.waiting import wait_until
+from tests.kit.clock.waiting import wait_until
+from tests.kit.server.apache import ApacheController, ApacheMember, ApacheNameServerAndController, apache_controllers
+from tests.kit.server.members import NAME, Members, told_by
+from tests.kit.server.neve import Serving, settings_as_options
+from tests.kit.server.processes import free_ports
 
 FILE_SIZE = 16 << 20
 _HA_STATUS, _ELECT = 907, 1002

@@ -18,8 +18,8 @@ from infra.disk.filesystem import Disk, RealDisk
 from infra.net.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.doubles.fake_set import FakeSet
-from tests.servers.admin_port import post_request
+from tests.kit.broker.fake_set import FakeSet
+from tests.kit.wire.admin_port import post_request
 
 DEADLINE_S = 60
 ROOM_ENOUGH = "diskSpaceWarningLevelRatio=99"

@@ -9,7 +9,7 @@ from neve.record.codec import encode_record
 from neve.record.properties import properties_to_bytes
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer, send_ok
+from tests.kit.cluster.fake_cluster import Answer, send_ok
 
 
 class GroupBroker:

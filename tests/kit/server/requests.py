@@ -17,8 +17,8 @@ from neve.cli.store import open_source
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
-from tests.servers.admin_port import post_request
-from tests.servers.neve import NEVE
+from tests.kit.server.neve import NEVE
+from tests.kit.wire.admin_port import post_request
 
 Up = Callable[..., AbstractContextManager[Any]]
 SMALL = ("--set", "mappedFileSizeCommitLog=64k")
