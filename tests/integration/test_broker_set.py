@@ -8,18 +8,13 @@ from pathlib import Path
 import pytest
 
 from bench.wire import Client, Refused
+from tests.integration.set_reads import bodies
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
 from tests.kit.server.neve import Serving
 
 _CHANGE_S = 60.0
 FLUSH_SLAVE_TIMEOUT = 12
-
-
-def bodies(member: Serving) -> list[bytes]:
-    """Return the bodies of all messages visible to readers."""
-    with Client(member.broker) as client:
-        return [bytes(record.body) for record in client.read(TOPIC, 0, *client.bounds(TOPIC, 0))]
 
 
 def log_of(member: Serving) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.wire import Client
-from tests.integration.test_broker_set import bodies
+from tests.integration.set_reads import bodies
 from tests.kit.clock.waiting import wait_until
 from tests.kit.cluster.broker_set_command import Neve
 from tests.kit.server.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes

@@ -18,7 +18,7 @@ from infra.objects.probe import probe
 from infra.objects.s3_server import S3Server, create_bucket
 from infra.objects.store import AccessDenied, NotFound, ObjectStore, ObjectStoreError, PreconditionFailed
 from tests.kit.server import versitygw
-from tests.unit.object_store.test_stores import winners_of_a_race
+from tests.kit.store.races import winners_of_a_race
 
 pytestmark = pytest.mark.servers
 BUCKET = "archive"

@@ -5,7 +5,6 @@ import contextlib
 import json
 import socket
 import ssl
-import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,41 +19,14 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
 from tests.kit.server.processes import NotReady
+from tests.kit.server.security import ROOT, make_certificate, round_trip, trusting
 
 Up = Callable[..., AbstractContextManager[Any]]
-ROOT = '{"username":"root","password":"root-secret"}'
-
-
-def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
-         "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return certificate, key
 
 
 def tls_settings(mode: str, pair: tuple[Path, Path]) -> list[str]:
     keys = (f"tlsServerMode={mode}", f"tlsCertPath={pair[0]}", f"tlsKeyPath={pair[1]}")
     return [part for key in keys for part in ("--set", key)]
-
-
-def trusting(certificate: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(certificate))
-
-
-async def round_trip(namesrv: str, topic: str, **options: Any) -> bytes:
-    async with connect(namesrv, **options) as client:
-        await client.admin.create_topic(topic, queues=1)
-        sent = await client.send(topic, b"over the wire")
-        async with client.consumer("readers", {topic: "*"}) as consumer:
-            async with asyncio.timeout(20):
-                async for message in consumer:
-                    assert message.queue_offset == sent.queue_offset
-                    return message.body
-    raise AssertionError("nothing arrived")
 
 
 def subject_of(address: str, context: ssl.SSLContext) -> str:

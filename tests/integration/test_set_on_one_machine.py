@@ -14,9 +14,9 @@ import pytest
 
 from bench.wire import Client, Refused
 from neve.errors import BrokerError, NeveError
-from tests.integration.test_security import ROOT, make_certificate, round_trip, trusting
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.neve import NEVE, Serving
+from tests.kit.server.security import ROOT, make_certificate, round_trip, trusting
 
 _CHANGE_S = 60.0
 ANY_PORTS = ("--namesrv-port", "0", "--controller-port", "0", "--port", "0")

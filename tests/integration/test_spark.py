@@ -21,18 +21,17 @@ from infra.disk.filesystem import RealDisk
 from infra.failpoint import FailpointError
 from infra.objects import minio
 from infra.objects.open import open_store
-from infra.objects.store import ObjectStore
 from lifecycle.erase import Wanted
 from neve import spark as neve_spark
 from neve.archive.catalog.journal_reader import catalogs
-from neve.archive.format.journal import Expire
 from neve.archive.format.keys import journal_key
 from neve.archive.store.source import open_source
 from neve.spark.builder import parse_store
 from neve.spark.hadoop_source import HadoopSource
 from neve.spark.jars import pyspark_jars
-from tests.integration.test_offload import StoreAdapter, put, start
+from tests.integration.spark_archive import LONG, TOPIC, fill
 from tests.kit.archive.archive_on_paper import HOUR, T0, ArchiveOnPaper
+from tests.kit.archive.hot_log import StoreAdapter, put, start
 from tests.kit.server.neve import NEVE
 from tiered.worker.client import WorkerClient
 
@@ -41,9 +40,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-TOPIC = "%RETRY%g|x"  # The characters that must be escaped in Hive paths.
-LONG = "%RETRY%" + "|" * 120  # Longer than a path component may be.
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +60,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dic
         spark = neve_spark.session(*urls.values(), master="local[2]", conf={"spark.ui.enabled": "false"})
         stack.callback(spark.stop)
         yield spark, urls
-
-
-def fill(store: ObjectStore) -> None:
-    """Fill the archive of TOPIC and of a topic whose name is too long for a path.
-
-    Queue 0 of broker a: 0…9 expired, 10…19 with the minimum at 15, 20…29. Queue 1 of broker b; one object was never
-    published. Broker c has the topic with the long name.
-    """
-    a = ArchiveOnPaper(store, "a", TOPIC)
-    gone = a.write(0, 0, 0, 10, hour=0)
-    a.write(100, 0, 10, 10, hour=1)
-    a.write(200, 0, 20, 10, hour=2)
-    a.checkpoint()
-    a.append(Expire(keys=[gone], delete_after_ms=T0, minimums={TOPIC: {0: 15}}))
-    a.write(300, 0, 30, 10, hour=3, commit=False)
-    ArchiveOnPaper(store, "b", TOPIC).write(0, 1, 0, 10, hour=2)
-    ArchiveOnPaper(store, "c", LONG).write(0, 0, 0, 5, hour=0)
 
 
 @pytest.mark.parametrize("kind", ["dir", "s3"])

@@ -20,7 +20,7 @@ from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZSTD
 from neve.spark import Bodies, decode_bodies, json_schema, split_bodies
 from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 from tests.kit.server.schema_registry import SchemaRegistry
-from tests.unit.cli.test_schema_files import ORDER, VALUE, avro_body, descriptors, protobuf_body
+from tests.kit.wire.schema_bodies import ORDER, VALUE, avro_body, descriptors, protobuf_body
 
 pytestmark = [
     pytest.mark.servers,

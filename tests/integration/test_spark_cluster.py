@@ -19,9 +19,9 @@ from infra.objects.open import open_store
 from infra.objects.s3_server import S3Server, create_bucket
 from neve import spark as neve_spark
 from neve.spark.verify import verify
-from tests.integration.test_spark import TOPIC, fill
-from tests.integration.test_spark_connect_jobs import create, received
-from tests.integration.test_spark_source import (
+from tests.integration.spark_archive import TOPIC, commit, fill
+from tests.integration.spark_connect import create, received
+from tests.integration.spark_source import (
     IN_VIEW,
     below,
     run_to_end,
@@ -33,7 +33,6 @@ from tests.integration.test_spark_source import (
     test_stream_returns_each_row_once_over_restarts_and_compaction,
     test_unfiltered_query_after_a_filtered_one_has_all_rows,
 )
-from tests.integration.test_spark_verify import commit
 from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 from tests.kit.server import versitygw
 from tests.kit.server.neve import NeveServer

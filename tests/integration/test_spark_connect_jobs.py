@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from infra.objects.open import open_store
-from neve.client import connect
-from tests.client_conformance.conftest import create_topic
-from tests.integration.test_spark_planning import through_connect
-from tests.integration.test_spark_verify import commit
+from tests.integration.spark_archive import commit
+from tests.integration.spark_connect import create, received, through_connect
 from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 
 pytestmark = pytest.mark.servers
@@ -62,17 +60,3 @@ def test_sink_and_verify_through_a_connect_server(tmp_path: Path, neve_up: Up, m
     assert (objects, rows, set(faulty)) == (3, 30, {keys[1]})
     assert sorted(body for tag, body in sent if tag == "batch") == sorted(f"n{number}" for number in range(100))
     assert len([body for tag, body in sent if tag == "stream"]) == 15
-
-
-async def create(topic: str, namesrv: str) -> None:
-    async with connect(namesrv) as client:
-        await create_topic(client, topic, 2)
-
-
-async def received(topic: str, namesrv: str, count: int) -> list[tuple[str | None, str]]:
-    found: list[tuple[str | None, str]] = []
-    async with connect(namesrv) as client, client.consumer("reader", {topic: "*"}, start="earliest") as consumer:
-        while (message := await consumer.receive(60.0 if len(found) < count else 2.0)) is not None:
-            found.append((message.properties.get("TAGS"), message.body.decode("latin-1")))
-            await message.ack()
-    return found

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,8 @@ from infra.objects.open import open_store
 from neve import spark as neve_spark
 from neve.archive.format.broker_state import BrokerState, encode_state
 from neve.archive.format.keys import state_key
-from tests.integration.test_spark import TOPIC, fill
+from tests.integration.spark_archive import TOPIC, fill
+from tests.integration.spark_connect import through_connect
 from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 
 pytestmark = [
@@ -85,20 +82,3 @@ def test_spark_connect_reads_the_same_rows(spark: Any, tmp_path: Path) -> None:
     )
     assert len(expected) == 27
     assert through_connect(CONNECTED, tmp_path, url, TOPIC) == expected
-
-
-def through_connect(script: str, home: Path, *arguments: str, timeout: float = 240) -> Any:
-    """Run a program that starts a Spark Connect server, and return the JSON that it prints."""
-    path = home / "connected.py"
-    path.write_text(script)
-    places = {"PYSPARK_PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, str(path), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **places},
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(done.stdout.rpartition("found ")[2])

@@ -14,7 +14,7 @@ import pytest
 
 from infra.objects.open import open_store
 from neve.spark.jars import pyspark_jars
-from tests.integration.test_spark_verify import commit
+from tests.integration.spark_archive import commit
 from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 from tests.kit.server.spark_cluster import SparkCluster
 

@@ -12,13 +12,12 @@ import pytest
 
 from infra.objects.open import open_store
 from neve import spark as neve_spark
-from neve.archive.format.journal import Commit, Gap, Intent, PlannedObject
-from neve.archive.format.keys import data_key
+from neve.archive.format.journal import Gap
 from neve.spark.verify import VerifyJob, verify
 from neve.spark.verify_notes import OtherCheck
+from tests.integration.spark_archive import commit
 from tests.kit.archive.archive_on_paper import ArchiveOnPaper
 from tests.kit.server.neve import NEVE
-from tests.unit.archive.test_verify_rows import row, written
 
 pytestmark = [
     pytest.mark.servers,
@@ -33,20 +32,6 @@ def spark() -> Iterator[Any]:
     session = neve_spark.session(master="local[2]", conf=conf)
     yield session
     session.stop()
-
-
-def commit(archive: ArchiveOnPaper, number: int, first: int, last: int) -> str:
-    """Commit an undamaged object of queue 0 with all its hashes."""
-    import msgspec
-
-    topic, day, start = archive.topic, "2026-01-01", 100 * number
-    key = data_key("", topic, day, archive.broker, start=start, end=start + 100, epoch=1)
-    name, data = written([[row(0, offset) for offset in range(first, last + 1)]], topic)
-    archive.store.put(key, data, if_absent=True)
-    name = msgspec.structs.replace(name, key=key, start=start, end=start + 100)
-    archive.append(Intent(round=number, names=[PlannedObject(key, topic, day, start, start + 100, {0: (first, last)})]))
-    archive.append(Commit(round=number, names=[name]))
-    return key
 
 
 def faults(done: VerifyJob) -> list[tuple[str, str | int | None, int | None, int | None]]:

@@ -28,8 +28,8 @@ from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import Deleted, Expire, decode_entry
 from neve.archive.format.keys import journal_key
 from neve.archive.policy.ttl import HOUR_MS
-from tests.integration.test_offload import HOST, StoreAdapter
 from tests.kit.archive.catalog_state import expiring_keys
+from tests.kit.archive.hot_log import HOST, StoreAdapter
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient
 

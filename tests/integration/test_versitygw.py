@@ -8,8 +8,8 @@ import pytest
 
 from bench.wire import Client
 from infra.objects.s3_server import create_bucket
-from tests.crash.test_kill import QUEUES, assert_tiles, post_offload, produce, stored
 from tests.kit.server import versitygw
+from tests.kit.server.killed_under_load import QUEUES, assert_tiles, post_offload, produce, stored
 from tests.kit.server.neve import NeveServer
 
 pytestmark = pytest.mark.servers

@@ -9,40 +9,21 @@ import pytest
 
 from bench.wire import PULL, SEND_V2, Client, pull_ext, send_ext
 from broker.ha.frames import HELLO_FORMAT
-from neve.record.codec import MessageRecord, iter_records
-from tests.interop.promoted import FILE_SIZE, catches_up, loses, offsets_at, settings_of
+from neve.record.codec import iter_records
+from tests.interop.apache_master import GROUP, TOPIC, apache, read, send, slave_of
+from tests.interop.promoted import FILE_SIZE, catches_up, loses, offsets_at
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.apache import ApacheServer
 from tests.kit.server.broker_set import BrokerSet, create_topic
-from tests.kit.server.neve import Serving, settings_as_options
-from tests.kit.server.processes import accepts, free_ports
+from tests.kit.server.neve import Serving
+from tests.kit.server.processes import accepts
 
 pytestmark = pytest.mark.servers
 
-TOPIC, GROUP = "orders", "readers"
 _CHANGE_S = 60.0
 _UPDATE_OFFSET, _UPDATE_GROUP, _DELETE_TOPIC, _TOPIC_CONFIG = 15, 200, 215, 351
 _HA_INFO = 906
 _SYSTEM_BUSY = 2
-
-
-def apache(directory: Path, **settings: str) -> ApacheServer:
-    return ApacheServer(
-        directory, heap="512m", quick=True, settings={"mappedFileSizeCommitLog": str(FILE_SIZE), **settings}
-    )
-
-
-def slave_of(master: ApacheServer, directory: Path, **settings: object) -> Serving:
-    """Run a slave on ports that stay the same over a restart."""
-    port, admin_port = free_ports(2)
-    own = settings_of(master.namesrv, directory, (port, admin_port))
-    return Serving(directory, "broker", *settings_as_options({**own, **settings}))
-
-
-def send(master: ApacheServer, count: int, size: int = 100, properties: str = "") -> None:
-    with Client(master.broker) as client:
-        for number in range(count):
-            client.send(TOPIC, 0, b"%08d" % number + bytes(size - 8), properties)
 
 
 def log_of(store: Path) -> bytes:
@@ -60,11 +41,6 @@ def commit(master: ApacheServer, offset: int) -> None:
     with Client(master.broker) as client:
         ext = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0, "commitOffset": offset}
         client.ask(_UPDATE_OFFSET, ext)
-
-
-def read(address: str, count: int, start: int = 0) -> list[MessageRecord]:
-    with Client(address) as client:
-        return list(client.read(TOPIC, 0, start, count))
 
 
 def come_again(master: ApacheServer) -> None:

@@ -22,8 +22,8 @@ from bench import jvm
 from bench.wire import PULL, PULL_RETRY_IMMEDIATELY, SUCCESS, Client, pull_ext
 from neve import spark as neve_spark
 from tests.interop.agent import FLAGS, SOURCES
+from tests.interop.apache_master import apache, read, send, slave_of
 from tests.interop.promoted import FILE_SIZE, catches_up, loses
-from tests.interop.test_apache_master import apache, read, send, slave_of
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.apache import ApacheServer
 from tests.kit.server.neve import Serving

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.test_controller import may_send
+from tests.interop.controlled_set import may_send
 from tests.kit.clock.waiting import wait_until
 from tests.kit.cluster.broker_set_command import Neve
 from tests.kit.server.apache import ApacheController, ApacheMember, ApacheNameServer

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,52 +11,37 @@ from typing import Any
 
 import pytest
 
-from bench import jvm
-from bench.wire import Client, Refused
+from bench.wire import Client
+from tests.interop.controlled_set import (
+    ALTER,
+    ELECT,
+    HEARTBEAT,
+    METADATA,
+    REGISTER,
+    REPLICA_INFO,
+    SYNC_STATE_DATA,
+    TOPIC,
+    broker_set,
+    controller,
+    in_sync,
+    may_send,
+    mqadmin_says,
+    name_server,
+)
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server import etcd
 from tests.kit.server.apache import ApacheController, ApacheMember
 from tests.kit.server.etcd import register_url
-from tests.kit.server.neve import Serving, settings_as_options
-from tests.kit.server.processes import free_ports
+from tests.kit.server.neve import Serving
 
 pytestmark = pytest.mark.servers
 
-SOURCES = Path(__file__).parent / "java_admin"
-HEARTBEAT, ALTER, ELECT, REGISTER, REPLICA_INFO, METADATA, SYNC_STATE_DATA = 904, 1001, 1002, 1003, 1004, 1005, 1006
 UPDATE_CONFIG, CLEAN, NEXT_ID, APPLY = 1009, 1011, 1012, 1013
-TOPIC = "orders"
 _CHANGE_S = 60.0  # A role change takes a second or two, and the machine is shared.
-
-
-def controller(directory: Path, register_url: str = "") -> Serving:
-    """Run a controller on a port that stays the same over a restart."""
-    (port,) = free_ports(1)
-    settings = {"listenPort": port, "bindAddress": "127.0.0.1", "controllerStorePath": directory / "register"}
-    settings["registerUrl"] = register_url
-    return Serving(directory, "controller", *settings_as_options(settings))
-
-
-def name_server(directory: Path) -> Serving:
-    settings = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": directory / "kv.json"}
-    return Serving(directory, "namesrv", *settings_as_options(settings))
-
-
-def broker_set(server: Serving, name: str = "stock") -> dict[str, Any]:
-    """Return the controller's information about the set; empty while the set is unknown."""
-    with Client(server.ready["controller"]) as client:
-        answer = client.ask(SYNC_STATE_DATA, {}, json.dumps([name]).encode())
-    found = json.loads(answer.body)["replicasInfoTable"].get(name, {})
-    return dict(found)
 
 
 def master_of(server: Serving) -> str:
     return str(broker_set(server).get("masterAddress", ""))
-
-
-def in_sync(server: Serving) -> set[str]:
-    """Return the addresses of the living members in sync."""
-    return {one["brokerAddress"] for one in broker_set(server).get("inSyncReplicas", ()) if one["alive"]}
 
 
 def alive(server: Serving) -> set[str]:
@@ -66,16 +49,6 @@ def alive(server: Serving) -> set[str]:
     found = broker_set(server)
     everybody = [*found.get("inSyncReplicas", ()), *found.get("notInSyncReplicas", ())]
     return {one["brokerAddress"] for one in everybody if one["alive"]}
-
-
-def may_send(member: ApacheMember) -> bool:
-    try:
-        with Client(member.broker) as client:
-            client.create_topic(TOPIC, 1)
-            client.send(TOPIC, 0, b"are you master?")
-    except (OSError, Refused):
-        return False
-    return True
 
 
 def test_apache_brokers_change_roles_as_the_controller_orders(tmp_path: Path) -> None:
@@ -188,18 +161,6 @@ def members(server: Serving, count: int, name: str = "b") -> Iterator[list[Clien
         altered = {"syncStateSet": list(range(1, count + 1)), "syncStateSetEpoch": 1}
         clients[0].ask(ALTER, {"brokerName": name, "masterBrokerId": 1, "masterEpoch": 1}, json.dumps(altered).encode())
         yield clients
-
-
-def mqadmin_says(home: Path, *lines: str) -> list[str]:
-    """Return the output of the stock admin tool for each of the command lines, run one after the other."""
-    home.mkdir(parents=True)
-    command = jvm.java(jvm.classes(SOURCES), "Verbs", home=home)
-    env = {**os.environ, "ROCKETMQ_HOME": str(home)}
-    text = "\n".join(lines)
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False, env=env)
-    answers = done.stdout.replace("\t", " ").split("\nVERB ")[1:]
-    assert len(answers) == len(lines), done.stdout + done.stderr
-    return answers
 
 
 def test_mqadmin_controller_commands_work(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 from bench.wire import Client
 from broker.ha.epoch_file import FILE_NAME, encode_entries
 from broker.ha.ha_client import Target
-from tests.interop.test_controller import TOPIC, broker_set, controller, in_sync, may_send, name_server
+from tests.interop.controlled_set import TOPIC, broker_set, controller, in_sync, may_send, name_server
+from tests.kit.broker.ha_member import B, Member
 from tests.kit.clock.waiting import until, wait_until
 from tests.kit.server.apache import ApacheMember
 from tests.kit.server.neve import Serving
-from tests.unit.broker.ha.test_over_sockets import B, Member
 
 pytestmark = pytest.mark.servers
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.wire import Client, Refused
+from tests.interop.controlled_set import mqadmin_says
 from tests.interop.promoted import Half, end, offsets_at, prepare, properties
-from tests.interop.test_controller import mqadmin_says
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.members import NAME
 from tests.kit.server.mixed_set import Broker, MixedSet, Under, assert_same_logs, end_of

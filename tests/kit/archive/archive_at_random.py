@@ -32,8 +32,8 @@ from neve.archive.format.journal import (
 from neve.archive.format.keys import checkpoint_key, data_key, journal_key
 from neve.archive.rows.schema import ObjectFacts
 from tests.kit.archive.checkpoints import put_checkpoint
-from tests.unit.archive.test_compactor import SMALL, Log
-from tests.unit.archive.test_exactness import TOPIC
+from tests.kit.archive.records import TOPIC
+from tests.kit.archive.sealed_objects import SMALL, Log
 from tiered.write.compactor import Input, compact
 
 T0 = 1_767_225_600_000

@@ -19,7 +19,7 @@ from lifecycle.safe_clock import SafeClock
 from neve.archive.catalog.journal_reader import entries
 from neve.archive.format.journal import Commit
 from neve.archive.policy.ttl import HOUR_MS
-from tests.integration.test_offload import HOST, StoreAdapter
+from tests.kit.archive.hot_log import HOST, StoreAdapter
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
+from neve.record.codec import decode_record
 from neve.record.properties import tags_code
 from tests.kit.store.by_key import by_key
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import put_one, small_config
+from tests.kit.store.small_store import put_one, small_config
 
 TOPICS = ("orders", "payments", "käse", "t" * 130)
 QUEUES = 3
@@ -163,3 +164,15 @@ def told(store: MessageStore) -> dict[str, Any]:
             if segment.topics
         ],
     }  # fmt: skip
+
+
+def assert_same(slave: MessageStore, master: MessageStore) -> None:
+    theirs, own = told(master), told(slave)
+    for what, value in theirs.items():
+        assert own[what] == value, what
+    for mine, its in zip(slave.segments(), master.segments(), strict=False):
+        for topic, (place, newest) in mine.topics.items():
+            record = decode_record(slave.record_at(place) or b"")
+            # A master that rolls for a record counts the time of that record in the file that ends.
+            assert record.store_timestamp <= newest <= its.topics[topic][1]
+            assert newest <= mine.newest_store_time <= its.newest_store_time

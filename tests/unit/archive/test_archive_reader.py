@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from neve.archive.catalog.catalog import Catalog, Location
 from neve.archive.format.journal import Commit, Gap
 from neve.archive.read.reader import NotCommitted, TopicReader
-from tests.unit.archive.test_catalog_work import HOUR, filled, name_of
+from tests.unit.archive.hourly_catalog import HOUR, filled, name_of
 
 
 @pytest.fixture

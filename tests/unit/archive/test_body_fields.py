@@ -18,7 +18,7 @@ from neve.archive.read.body_fields import BodyFields, Field, fields_of, sampled
 from neve.archive.read.selection import Chosen
 from neve.cli.spark import spark
 from tests.kit.archive.archive_on_paper import HOUR, T0, ArchiveOnPaper
-from tests.unit.archive.test_catalog_work import name_of
+from tests.unit.archive.hourly_catalog import name_of
 
 DAY = 24 * HOUR
 

@@ -8,8 +8,8 @@ from neve.archive.catalog.catalog import Catalog, GapHit, Location
 from neve.archive.format.journal import Abort, AnyEntry, Commit, Deleted, Expire, Gap, Topic
 from neve.archive.read.verify import verify
 from tests.kit.archive.checkpoints import restored
+from tests.kit.archive.journal_entries import committed, intent
 from tests.kit.store.memory_store import MemoryStore
-from tests.unit.archive.test_keys_journal_catalog import committed, intent
 
 
 def test_through_advances_over_a_later_day_committed_first() -> None:

@@ -9,8 +9,9 @@ from infra.disk.filesystem import RealDisk
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import CommittedObject
 from neve.archive.rows.schema import ObjectFacts
+from tests.kit.archive.records import TOPIC
+from tests.kit.archive.rounds import Round, commit, make_round
 from tests.kit.store.memory_store import MemoryStore
-from tests.unit.archive.test_worker_and_cold_reader import TOPIC, Round, commit, make_round
 from tiered.read.cold_reader import ColdReader, ColdResult
 from tiered.worker import frames
 from tiered.worker.client import WorkerClient

@@ -29,7 +29,7 @@ from neve.archive.policy.cost import (
     traffic_seen,
     wait_of,
 )
-from tests.unit.archive.test_keys_journal_catalog import committed
+from tests.kit.archive.journal_entries import committed
 
 HOURLY = Traffic("hourly", messages=24, wire_bytes=24_000, stored_ratio=0.5)
 FREE = Prices()

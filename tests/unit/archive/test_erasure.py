@@ -18,8 +18,8 @@ from neve.archive.read.verify import tiling_faults
 from neve.record.codec import decode_record
 from tests.kit.archive.catalog_state import expiring_keys
 from tests.kit.archive.checkpoints import restored
-from tests.unit.archive.test_exactness import record
-from tests.unit.archive.test_replace import OLD, ROWS, before_each_line, catalog_of, name_of
+from tests.kit.archive.records import record
+from tests.unit.archive.replaced_objects import OLD, ROWS, before_each_line, catalog_of, name_of
 from tiered.write.merge import rows_left
 
 REST = name_of(100, 200, [(0, 10, 11), (0, 13, 14)], [(0, 15, 19), (1, 5, 8)], rewrite=1)

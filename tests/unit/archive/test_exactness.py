@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,12 @@ from neve.archive.rows.column_encoder import table_of
 from neve.archive.rows.rebuild import Records, joined_views, rebuild, tag_codes, views
 from neve.archive.rows.row_encoder import Entries, exact_rows, with_wire
 from neve.archive.rows.schema import GROUP_BYTES, DamagedObject, ObjectFacts
-from neve.record.codec import encode_record
 from neve.record.layout import MAGIC_V2
 from neve.record.properties import tags_code
+from tests.kit.archive.records import T0, TOPIC, Run, record
 from tiered.write import segment_writer
 from tiered.write.segment_writer import MissingBytes, describe_file, encode, in_order, plan_groups
 
-TOPIC = "orders"
-T0 = 1_700_000_000_000
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 HOSTS = st.tuples(st.sampled_from(["10.0.0.1", "0.0.0.0", "255.255.255.255", "fe80::1", "::", "2001:db8::ff"]), I32)
@@ -36,31 +33,6 @@ PROPERTIES = st.one_of(
     st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"\x01", b"\x02", b"\xff", b"a b", b"\0"])).map(b"".join),
     st.binary(max_size=60),
 )  # fmt: skip
-
-
-@dataclass
-class Run:
-    first_offset: int
-    physical: Any
-    sizes: Any
-
-
-def record(offset: int, **changes: Any) -> bytes:
-    fields: dict[str, Any] = {
-        "topic": TOPIC.encode(),
-        "body": b"hello",
-        "properties": b"KEYS\x01k1  k2\x02UNIQ_KEY\x01ABC\x02TAGS\x01t\xc3\xa4g\x02",
-        "queue_id": 1,
-        "flag": 0,
-        "queue_offset": offset,
-        "physical_offset": 1000 + offset,
-        "sys_flag": 0,
-        "born_timestamp": T0,
-        "born_host": ("10.0.0.1", 1234),
-        "store_timestamp": T0 + 1,
-        "store_host": ("10.0.0.2", 10911),
-    }
-    return encode_record(**{**fields, **changes})
 
 
 def entries_of(records: Sequence[bytes]) -> Entries:

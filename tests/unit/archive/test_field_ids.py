@@ -8,7 +8,7 @@ import duckdb
 import pyarrow.parquet as pq
 
 from neve.archive.rows.schema import FIELD_ID, SCHEMA
-from tests.unit.archive.test_format_page import ids
+from tests.unit.archive.format_page import ids
 
 OBJECT = Path(__file__).with_name("golden.parquet")
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from pathlib import Path
 from typing import get_args
 
 import pyarrow as pa
 
 from neve.archive.format.journal import AnyEntry, Entry
 from neve.archive.format.keys import topic_component
-from neve.archive.rows.schema import FIELD_ID, FILTERED, SCHEMA, STATISTICS, ObjectFacts, file_metadata
+from neve.archive.rows.schema import FILTERED, SCHEMA, STATISTICS, ObjectFacts, file_metadata
+from tests.unit.archive.format_page import PAGE, ids, names, table
 
-PAGE = (Path(__file__).parents[3] / "docs" / "archive-format.md").read_text("utf-8")
 TYPES = {
     "int32": pa.int32(),
     "int64": pa.int64(),
@@ -24,16 +22,6 @@ TYPES = {
     "boolean": pa.bool_(),
     "binary": pa.binary(),
 }
-
-
-def table(first_cell: str) -> list[list[str]]:
-    """Return the rows of the table whose header starts with this cell."""
-    text = PAGE.split(f"| {first_cell} |")[1].split("\n\n")[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
-
-
-def names(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
 
 
 def test_page_lists_the_schema_columns_in_order() -> None:
@@ -52,18 +40,6 @@ def test_column_ids_match_the_page_and_are_unique() -> None:
         documented |= {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", nested)}
     assert ids(SCHEMA) == documented
     assert sorted(documented.values()) == list(range(1, len(documented) + 1))
-
-
-def ids(fields: Iterable[pa.Field]) -> dict[str, int]:
-    """Return the ids of fields and nested fields. Raises an error if a field has none."""
-    found: dict[str, int] = {}
-    for field in fields:
-        found[field.name] = int(field.metadata[FIELD_ID.encode()])
-        if pa.types.is_list(field.type):
-            found |= ids([field.type.value_field])
-        if pa.types.is_map(field.type):
-            found |= ids([field.type.key_field, field.type.item_field])
-    return found
 
 
 def test_page_names_columns_with_statistics_and_filters() -> None:

@@ -38,7 +38,7 @@ from neve.archive.format.journal import (
 from neve.archive.rows.row_groups import decode_group
 from neve.archive.rows.schema import describe, parse_footer
 from neve.record.codec import iter_records
-from tests.unit.archive.test_format_page import PAGE, names, table
+from tests.unit.archive.format_page import PAGE, names, table
 from tiered.journal.store_format import StoreFormat
 
 ENTRIES = {kind.__struct_config__.tag: kind for kind in get_args(AnyEntry)}

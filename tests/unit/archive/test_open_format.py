@@ -28,7 +28,7 @@ from tests.kit.archive.catalog_state import state_of
 from tests.kit.archive.checkpoints import put_checkpoint
 from tests.kit.broker.in_process import ask, offload, running
 from tests.kit.clock.waiting import until
-from tests.unit.archive.test_checkpoint import ERASURES, REWRITES
+from tests.unit.archive.checkpoint_fields import ERASURES, REWRITES
 
 READER = Path(__file__).with_name("plain_reader.py")
 HOUSE = {"broker", "infra", "lifecycle", "namesrv", "neve", "tests", "tiered", "access", "bench", "msgspec"}

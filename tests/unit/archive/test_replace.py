@@ -2,69 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
-
 import pytest
 
-from neve.archive.catalog.catalog import Catalog, Location
+from neve.archive.catalog.catalog import Location
 from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
-from neve.archive.format.journal import AnyEntry, Commit, Deleted, Expire, Replace
-from neve.archive.format.keys import data_key
+from neve.archive.format.journal import Commit, Deleted, Expire, Replace
 from neve.archive.policy.unexpiry import plan_unexpiry
 from tests.kit.archive.catalog_state import expiring_keys
 from tests.kit.archive.checkpoints import restored
-from tests.unit.archive.test_keys_journal_catalog import DAY, committed
+from tests.unit.archive.replaced_objects import OLD, ROWS, before_each_line, catalog_of, name_of
 
-ROWS = {0: 30, 1: 15}
-
-
-def name_of(start: int, end: int, *groups: list[tuple[int, int, int]], rewrite: int = 0, newest: int = 50) -> Any:
-    key = data_key("", "t", DAY, "b", start=start, end=end, epoch=3, rewrite=rewrite)
-    return committed(key, *groups, start=start, end=end, newest=newest)
-
-
-OLD = [
-    name_of(0, 100, [(0, 0, 9), (1, 0, 4)]),
-    name_of(100, 200, [(0, 10, 14)], [(0, 15, 19), (1, 5, 9)]),
-    name_of(300, 400, [(0, 20, 29)], [(1, 10, 14)]),
-]
 NEW = name_of(0, 400, [(0, 0, 24)], [(0, 25, 29), (1, 0, 14)], rewrite=1)
 REPLACE = Replace(old=[name.key for name in OLD], new=[NEW], delete_after_ms=99)
-
-
-def catalog_of(*entries: AnyEntry) -> Catalog:
-    catalog = Catalog()
-    for seq, entry in enumerate(entries):
-        catalog.apply(seq, entry)
-    return catalog
-
-
-@contextmanager
-def before_each_line(look: Callable[[], None]) -> Iterator[list[int]]:
-    """Call `look` before each executed line of the catalog code, and yield the count."""
-    lines = [0]
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        if "/neve/archive/" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            lines[0] += 1
-            sys.settrace(None)
-            try:
-                look()
-            finally:
-                sys.settrace(trace)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield lines
-    finally:
-        sys.settrace(None)
 
 
 @pytest.mark.parametrize("by_checkpoint", [False, True])

@@ -10,8 +10,8 @@ from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.broker_state import BrokerState, encode_state
 from neve.archive.format.journal import AnyEntry, Commit, Epoch, Expire, Gap, Topic, encode_entry
 from neve.archive.format.keys import journal_key, state_key
+from tests.kit.archive.journal_entries import committed, intent
 from tests.kit.store.memory_store import MemoryStore
-from tests.unit.archive.test_keys_journal_catalog import committed, intent
 from tiered.journal.restore_plan import LOG_MARGIN, QUEUE_MARGIN, Basis, RestorePlan, gaps_of, plan_restore, read_basis
 
 SEGMENT = 1000

@@ -21,8 +21,7 @@ from neve.archive.rows.schema import (
     parse_footer,
 )
 from neve.record.codec import encode_record
-from tests.unit.archive.test_exactness import T0, TOPIC
-from tests.unit.archive.test_worker_and_cold_reader import Run
+from tests.kit.archive.records import T0, TOPIC, Run
 from tiered.write.bloom_filter import filter_reads
 from tiered.write.segment_writer import encode
 

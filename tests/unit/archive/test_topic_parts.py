@@ -17,7 +17,7 @@ from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_chec
 from neve.archive.format.envelope import Damaged
 from neve.archive.format.journal import AnyEntry, Checkpoint, Commit, CommittedObject, Deleted, Expire, Gap, Topic
 from tests.kit.archive.catalog_state import state_of
-from tests.unit.archive.test_catalog_model import QUEUES, name_of
+from tests.kit.archive.random_objects import QUEUES, name_of
 
 
 class Store:

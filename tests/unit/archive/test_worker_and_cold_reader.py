@@ -10,12 +10,10 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
-import numpy as np
 import pytest
 
 import neve.archive
@@ -23,11 +21,12 @@ from infra.objects.open import open_store
 from infra.objects.store import NotFound, StoreUnavailable
 from infra.process.processor import ProcessorDemand
 from neve.archive.catalog.catalog import Catalog
-from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Gap, Intent, PlannedObject, encode_entry
-from neve.archive.format.keys import data_key, journal_key
-from neve.record.codec import encode_record
+from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Gap, Intent, encode_entry
+from neve.archive.format.keys import journal_key
 from neve.record.properties import tags_code
 from tests.kit.archive.one_upload import upload_one
+from tests.kit.archive.records import T0, TOPIC
+from tests.kit.archive.rounds import Round, commit, make_round
 from tests.kit.clock.waiting import wait_until
 from tiered.read.cold_query import Found
 from tiered.read.cold_reader import ColdReader, ColdUnavailable
@@ -39,47 +38,6 @@ from tiered.worker.patience import Patience
 from tiered.write.uploader import ContentConflict, EncodeFailed
 
 T = TypeVar("T")
-TOPIC = "orders"
-T0 = 1_700_000_000_000
-
-
-@dataclass
-class Run:
-    first_offset: int
-    physical: Any
-    sizes: Any
-
-
-@dataclass
-class Round:
-    name: PlannedObject
-    entries: dict[int, Run]
-    files: list[tuple[str, int, int]]
-    records: dict[tuple[int, int], bytes]
-
-
-def make_round(directory: Path, base: int, first: int, counts: dict[int, int], body: int = 200) -> Round:
-    log, records, entries = bytearray(), {}, {}
-    for queue, count in counts.items():
-        physical, sizes = [], []
-        for offset in range(first, first + count):
-            record = encode_record(
-                topic=TOPIC.encode(), body=bytes([offset & 0xFF]) * body, queue_id=queue, flag=0, queue_offset=offset,
-                properties=b"TAGS\x01%s\x02" % (b"a" if offset % 3 else b"b"), physical_offset=base + len(log),
-                sys_flag=0, born_timestamp=1 << 62 if offset % 7 == 0 else T0, born_host=("10.0.0.1", 5),
-                store_timestamp=T0 + offset, store_host=("10.0.0.2", 10911),
-            )  # fmt: skip
-            physical.append(base + len(log))
-            sizes.append(len(record))
-            records[queue, offset] = record
-            log += record
-        entries[queue] = Run(first, np.array(physical), np.array(sizes))
-    path = directory / f"{base:020d}"
-    path.write_bytes(log)
-    key = data_key("", TOPIC, "2026-01-02", "b", start=base, end=base + len(log), epoch=1)
-    queues = {queue: (first, first + count - 1) for queue, count in counts.items()}
-    name = PlannedObject(key, TOPIC, "2026-01-02", base, base + len(log), queues)
-    return Round(name, entries, [(str(path), base, len(log))], records)
 
 
 @pytest.fixture
@@ -96,11 +54,6 @@ def worker(tmp_path: Path) -> Iterator[WorkerClient]:
 
 def upload(worker: WorkerClient, url: str, made: Round) -> CommittedObject:
     return upload_one(worker, url, made.name, made.entries, made.files)
-
-
-def commit(catalog: Catalog, made: Round, name: CommittedObject) -> None:
-    catalog.apply(catalog.next_seq, Intent(round=catalog.rounds.last_round + 1, names=[made.name]))
-    catalog.apply(catalog.next_seq, Commit(round=catalog.rounds.last_round, names=[name]))
 
 
 def read_all(reader: ColdReader, queue: int, offset: int, **options: Any) -> tuple[bytes, int]:

@@ -272,3 +272,15 @@ class Members:
 
 
 Step = Callable[[str], None]
+
+
+STEPS = [
+    "journal.after_identity",
+    "journal.before_put",
+    "offload.before_intent",
+    "offload.after_intent",
+    "offload.after_encode",
+    "offload.after_upload",
+    "offload.before_commit",
+    "offload.after_commit",
+]

@@ -28,7 +28,7 @@ from tests.kit.broker.fake_set import FakeSet
 from tests.kit.broker.in_process import ask, running, send
 from tests.kit.broker.pop_member import Member, Taken
 from tests.kit.clock.waiting import until
-from tests.unit.broker.test_express_send import Broker, frame
+from tests.unit.broker.send_frames import Broker, frame
 
 ROOT = ("root", "root-secret")
 SETTINGS = (

@@ -15,21 +15,10 @@ from neve.archive.format.journal import Abort, Commit, Epoch, Gap, Intent
 from neve.archive.policy.ttl import HOUR_MS
 from neve.record.codec import iter_records
 from tests.simulation.process import drive
-from tests.unit.broker.archive_members import BODY, TOPIC, Member, Members
+from tests.unit.broker.archive_members import BODY, STEPS, TOPIC, Member, Members
 from tiered.journal.errors import ArchiveRefused, Fenced, NotMaster
 from tiered.journal.state import State
 from tiered.write.offload import RoundReport
-
-STEPS = [
-    "journal.after_identity",
-    "journal.before_put",
-    "offload.before_intent",
-    "offload.after_intent",
-    "offload.after_encode",
-    "offload.after_upload",
-    "offload.before_commit",
-    "offload.after_commit",
-]
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from neve.remoting.codes import RequestCode as Code
 from tests.kit.broker.in_process import ask, running, send
 from tests.kit.clock.waiting import until
 from tests.kit.wire.admin_port import post_request
-from tests.unit.broker.test_plain_slave import FILE_SIZE, SLAVE, Front, run
+from tests.unit.broker.apache_slave import FILE_SIZE, SLAVE, Front, run
 
 BODY = 100_000
 IN_A_FILE = FILE_SIZE // (BODY + 200)

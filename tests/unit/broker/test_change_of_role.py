@@ -37,51 +37,18 @@ from infra.objects.open import open_store
 from infra.objects.store import StoreUnavailable
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.errors import NeveError
-from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests.integration.test_security import make_certificate
 from tests.kit.broker.in_process import ask, offload, running, send
 from tests.kit.broker.set_in_process import Member, Set, broker_set
 from tests.kit.clock.waiting import until
+from tests.kit.server.security import make_certificate
+from tests.unit.broker.role_changes import TOPIC, bodies, hand_to, put, shows
 from tiered.journal.writer import JournalWriter, ResumePoint
-
-TOPIC = "orders"
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
-
-
-def bodies(member: Member, topic: str = TOPIC) -> list[bytes]:
-    got = member.broker.store.get(topic, 0, 0, 1000, 1 << 20)
-    return [bytes(record.body) for buffer in got.buffers for record in iter_records(buffer)]
-
-
-async def shows(member: Member, *expected: bytes) -> None:
-    """Wait until the member's readers get exactly the expected bodies."""
-    await until(lambda: bodies(member) == list(expected), f"it has {expected}")
-
-
-async def put(member: Member, *sent: bytes, topic: str = TOPIC, properties: str = "") -> None:
-    """Send messages once enough members are in sync."""
-    await until(member.broker.membership.reign.may_append, "the set takes messages")  # type: ignore[union-attr]
-    connection = await member.connect()
-    try:
-        for body in sent:
-            await send(connection, topic, body, properties)
-    finally:
-        connection.close()
-
-
-async def hand_to(brokers: Set, target: Member) -> None:
-    """Make a member the master at once, as an operator does by the controller."""
-    replicas = target.replicas
-    ext = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "designateElect": "true"}
-    call = Call(Code.CONTROLLER_ELECT_MASTER, {**ext, "brokerId": str(replicas.member.broker_id)})
-    answer = await replicas.controllers.ask(call)
-    assert answer.code == ResponseCode.SUCCESS, answer.remark
-    await until(lambda: target.leads, "the designated one leads")
 
 
 def hand_overs(member: Member, monkeypatch: pytest.MonkeyPatch) -> list[int]:

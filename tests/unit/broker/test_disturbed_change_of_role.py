@@ -29,7 +29,7 @@ from neve.remoting.names import METADATA_LOG
 from tests.kit.broker.in_process import ask
 from tests.kit.broker.set_in_process import Member, Set, broker_set
 from tests.kit.clock.waiting import until
-from tests.unit.broker.test_change_of_role import TOPIC, bodies, hand_to, put, shows
+from tests.unit.broker.role_changes import TOPIC, bodies, hand_to, put, shows
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

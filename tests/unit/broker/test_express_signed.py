@@ -17,7 +17,7 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import decode_command
 from neve.remoting.headers import SignedSendV2Frame, covered
 from neve.remoting.signature import SigningKey, signed
-from tests.unit.broker.test_express_send import NOT_PLAIN, PLAIN, TOPIC, UNIQUE, Broker, frame, with_broker
+from tests.unit.broker.send_frames import NOT_PLAIN, PLAIN, TOPIC, UNIQUE, Broker, frame, with_broker
 
 ROOT, ALICE = partial(signed, "root", "root's secret"), partial(signed, "alice", "alice's secret")
 AUTHENTICATED: dict[str, Any] = {

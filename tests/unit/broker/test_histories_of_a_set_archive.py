@@ -13,8 +13,7 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.objects.store import StoreUnavailable
-from tests.unit.broker.archive_members import TOPIC, Member, Members
-from tests.unit.broker.test_archive_of_a_set import STEPS
+from tests.unit.broker.archive_members import STEPS, TOPIC, Member, Members
 from tiered.journal.errors import Fenced
 
 QUEUES = [(TOPIC, 0), (TOPIC, 1), ("other", 0)]

@@ -34,7 +34,7 @@ from neve.record.layout import MAGIC_BLANK, position_of
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 from tests.kit.broker.in_process import ROOM_ENOUGH, running
-from tests.unit.broker.test_promotion import put
+from tests.unit.broker.apache_slave import put
 
 FILE_SIZE = 1 << 20
 NOW_MS = time.time_ns() // 1_000_000

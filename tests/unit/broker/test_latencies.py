@@ -15,7 +15,7 @@ from prometheus_client import ProcessCollector
 from broker.broker_controller import BrokerController
 from neve.remoting.codes import RequestCode
 from tests.kit.broker.in_process import ask, running, send
-from tests.unit.broker.test_plain_slave import bodies
+from tests.unit.broker.apache_slave import bodies
 
 
 async def scraped(broker: BrokerController) -> dict[str, float]:

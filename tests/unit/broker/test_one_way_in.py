@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
-from tests.unit.test_tidy import ROOT
+ROOT = Path(__file__).parents[3]
 
 APPENDS = frozenset({"append", "put", "queue_for", "new_queue"})
 

@@ -29,8 +29,8 @@ from neve.record.codec import iter_records
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from tests.kit.broker.in_process import running, send
 from tests.kit.clock.waiting import until
+from tests.unit.broker.apache_slave import SLAVE, Front, bodies, master, put
 from tests.unit.broker.metadata.members import Member
-from tests.unit.broker.test_plain_slave import SLAVE, Front, bodies, master
 
 REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
 COMMIT = 8
@@ -45,26 +45,6 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await scenario()
 
     asyncio.run(bounded())
-
-
-def put(
-    store: MessageStore,
-    topic: str,
-    queue_id: int = 0,
-    body: bytes = b"body",
-    *,
-    sys_flag: int = 0,
-    prepared: int = 0,
-    times: int = 0,
-    **properties: object,
-) -> PutResult:
-    """Append a message in RocketMQ's format: without the last separator of its properties."""
-    text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
-    return store.put(
-        topic, queue_id, body, text.encode(), flag=0, sys_flag=sys_flag, born_timestamp=5, born_host=("127.0.0.1", 1),
-        reconsume_times=times, prepared_transaction_offset=prepared,
-        tags_code=0 if "TIMER_OUT_MS" not in properties else int(str(properties["TIMER_OUT_MS"])),
-    )  # fmt: skip
 
 
 def timer(store: MessageStore, key: str, due: int, **more: Any) -> PutResult:

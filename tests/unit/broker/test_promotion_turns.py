@@ -19,7 +19,7 @@ from tests.kit.broker.in_process import running, send
 from tests.kit.broker.set_in_process import broker_set
 from tests.kit.clock.calls_per_turn import Counted
 from tests.kit.clock.waiting import until
-from tests.unit.broker.test_change_of_role import hand_to, put
+from tests.unit.broker.role_changes import hand_to, put
 
 TOPIC = "orders"
 QUEUES, HALVES, TIMERS, OFFSETS = 2_500, 350, 1_200, 5_000

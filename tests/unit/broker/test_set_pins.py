@@ -7,8 +7,8 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from tests.kit.store.replicas import open_store
 from tests.kit.store.sim_disk import SimDisk
+from tests.kit.store.small_store import put_one
 from tests.unit.broker.archive_members import Pins
-from tests.unit.store.conftest import put_one
 
 
 def member(*, following: bool = False) -> tuple[MessageStore, Pins, SetPins]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neve.cli import main
-from tests.unit.cli.test_verify import write_archive
+from tests.unit.cli.written_archive import write_archive
 
 PRICES = Path(__file__).parents[3] / "conf" / "prices.toml"
 RATES = ["--messages", "24", "--message-bytes", "1k", "--max-age", "1h", "--max-age", "1d"]

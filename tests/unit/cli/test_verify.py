@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import pytest
 
-from neve.archive.format.journal import (
-    AnyEntry,
-    Commit,
-    CommittedObject,
-    Epoch,
-    Gap,
-    Intent,
-    PlannedObject,
-    RowGroup,
-    encode_entry,
-)
-from neve.archive.format.keys import journal_key
 from neve.archive.read.verify import tiling_faults
 from neve.cli import main
 from neve.cli.verify import verify_store
-from tests.unit.archive.test_lazy_topics import TOPICS, Journal
-
-DATA = b"PAR1 rows and footer PAR1"
+from tests.kit.archive.growing_journal import TOPICS, Journal
+from tests.unit.cli.written_archive import DATA, write_archive
 
 
 def test_holes_and_overlaps_between_runs_are_reported() -> None:
@@ -36,31 +22,6 @@ def test_holes_and_overlaps_between_runs_are_reported() -> None:
     assert [one.message() for one in tiling_faults([(0, 9), (15, 19)], 12)] == ["hole at offsets 12…14"]
     assert [one.message() for one in tiling_faults([(0, 9), (5, 19)], 0)] == ["overlap at offsets 5…9"]
     assert list(tiling_faults([(0, 9), (5, 7)], 8)) == []
-
-
-def write_archive(root: Path) -> Path:
-    """Write an archive of queue 0 of topic t: offsets 0…9 in one object, and a gap 10…14."""
-    key = "topic=t/dt=2026-01-01/broker=b/x.parquet"
-    name = CommittedObject(
-        key=key, topic="t", day="2026-01-01", start=0, end=100, size=len(DATA), footer=0, etag="",
-        checksum=("CRC32", f"{zlib.crc32(DATA):08x}"), sha256="", rows=10, wire_bytes=0, min_time=0, max_time=9,
-        queues={0: (0, 9, 0)}, row_groups=[RowGroup(0, 10, 4, 10, 9, 0, 100, [(0, 0, 9)])],
-    )  # fmt: skip
-    intent = Intent(round=1, names=[PlannedObject(key, "t", "2026-01-01", 0, 100, {0: (0, 9)})])
-    entries: list[AnyEntry] = [
-        Epoch(epoch=1, owner="o", log_uuid="l"),
-        intent,
-        Commit(round=1, names=[name]),
-        Gap(topic="t", queue=0, first=10, last=14, reason="test"),
-    ]
-    for seq, entry in enumerate(entries):
-        path = root / journal_key("", "b", seq)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_entry(entry))
-    data = root / key
-    data.parent.mkdir(parents=True)
-    data.write_bytes(DATA)
-    return data
 
 
 def test_deep_verify_continues_after_its_checkpoint_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

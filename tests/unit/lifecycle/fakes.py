@@ -374,3 +374,23 @@ class Rig:
         for name in catalog.objects(topic):
             assert name.key in self.store.objects
         return following
+
+
+def rounds(rig: Rig, count: int) -> None:
+    for _ in range(count):
+        rig.hot.put("t", count=3)
+        rig.offload()
+        rig.lifecycle.checkpoint.run()
+
+
+STEPS = [
+    "journal.before_put",
+    "journal.after_identity",
+    "offload.before_intent",
+    "offload.after_intent",
+    "offload.after_upload",
+    "offload.before_commit",
+    "offload.after_commit",
+    "offload.before_evict",
+    "offload.after_evict",
+]

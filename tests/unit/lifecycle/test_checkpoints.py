@@ -15,7 +15,7 @@ from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
 from neve.archive.format.journal import Checkpoint, Deleted, decode_entry
 from neve.archive.format.keys import journal_key, pack_key
 from tests.kit.archive.catalog_state import state_of
-from tests.unit.lifecycle.fakes import Rig
+from tests.unit.lifecycle.fakes import Rig, rounds
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.writer import JournalWriter
 
@@ -26,13 +26,6 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
         JournalWriter, "__init__", functools.partialmethod(JournalWriter.__init__, checkpoint_entries=4)
     )
     return Rig(tmp_path / "state")
-
-
-def rounds(rig: Rig, count: int) -> None:
-    for _ in range(count):
-        rig.hot.put("t", count=3)
-        rig.offload()
-        rig.lifecycle.checkpoint.run()
 
 
 def checkpoints(rig: Rig) -> list[str]:

@@ -52,8 +52,8 @@ from neve.archive.format.journal import Expire, Unexpire
 from neve.archive.format.keys import escape
 from neve.archive.rows.schema import SCHEMA
 from tests.kit.archive.archive_at_random import T0, ArchiveAtRandom
+from tests.kit.archive.records import TOPIC
 from tests.kit.store.memory_store import MemoryStore
-from tests.unit.archive.test_exactness import TOPIC
 from tiered.write import delta_table
 
 ENTRIES = int(os.environ.get("NEVE_DELTA_ENTRIES", "60"))

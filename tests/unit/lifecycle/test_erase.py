@@ -47,10 +47,9 @@ from neve.record.codec import MessageRecord
 from neve.remoting.names import SCHEDULE_TOPIC
 from tests.kit.archive.catalog_state import expiring_keys
 from tests.kit.archive.checkpoints import restored
-from tests.unit.archive.test_compactor import DAY, Log, Sealed
-from tests.unit.archive.test_exactness import TOPIC, record
-from tests.unit.lifecycle.fakes import SEGMENT
-from tests.unit.lifecycle.test_compact import (
+from tests.kit.archive.records import TOPIC, record
+from tests.kit.archive.sealed_objects import DAY, Log, Sealed
+from tests.unit.lifecycle.compact_rig import (
     FAULTS,
     HOUR,
     STEPS,
@@ -62,6 +61,7 @@ from tests.unit.lifecycle.test_compact import (
     quick_name,
     stored,
 )
+from tests.unit.lifecycle.fakes import SEGMENT
 from tiered.journal.errors import Fenced, WouldLoseRows
 from tiered.worker.client import DecodedGroup
 from tiered.worker.failed import WorkerFailed

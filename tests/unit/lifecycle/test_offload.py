@@ -13,20 +13,9 @@ from infra.failpoint import FailpointError
 from infra.objects.store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
 from neve.archive.format.journal import COMPACT, Intent, PlannedObject
-from tests.unit.lifecycle.fakes import SEGMENT, Rig
+from tests.unit.lifecycle.fakes import SEGMENT, STEPS, Rig
 from tiered.write.offload_plan import TopicUnreadable
 
-STEPS = [
-    "journal.before_put",
-    "journal.after_identity",
-    "offload.before_intent",
-    "offload.after_intent",
-    "offload.after_upload",
-    "offload.before_commit",
-    "offload.after_commit",
-    "offload.before_evict",
-    "offload.after_evict",
-]
 HOUR = 3_600_000
 OWN = "SCHEDULE_TOPIC_XXXX"  # a topic of the broker itself
 

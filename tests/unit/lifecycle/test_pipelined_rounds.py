@@ -17,8 +17,8 @@ from lifecycle.retention import Policy, worker_priority
 from lifecycle.safe_clock import SafeClock
 from neve.archive.format.journal import Commit, CommittedObject, PlannedObject
 from tests.kit.archive.deferred_uploads import DeferredUploads, Files, in_order
+from tests.unit.lifecycle.compact_rig import FAULTS
 from tests.unit.lifecycle.fakes import RECORD, Rig
-from tests.unit.lifecycle.test_compact import FAULTS
 from tiered.journal.errors import Fenced
 from tiered.write.round_names import TRANSITIONS, Event, Limits, RoundNames, State
 from tiered.write.uploader import NamedEntries

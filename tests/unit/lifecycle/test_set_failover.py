@@ -21,9 +21,8 @@ from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
 from neve.archive.format.journal import Abort, Epoch, Intent, NewerFormat, PlannedObject, decode_entry
 from neve.archive.format.keys import journal_key, pack_key
 from tests.kit.archive.catalog_state import state_of
-from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
+from tests.unit.lifecycle.fakes import RECORD, SEGMENT, STEPS, Rig
 from tests.unit.lifecycle.members import UUID, BrokerSet, Member
-from tests.unit.lifecycle.test_offload import STEPS
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster
 from tiered.journal.state import State
 

@@ -29,8 +29,7 @@ from neve.archive.format.keys import checkpoint_key, journal_key, pack_key, pars
 from neve.archive.policy.ttl import HOUR_MS as HOUR
 from neve.archive.read.verify import tiling_faults
 from tests.kit.archive.catalog_state import state_of
-from tests.unit.lifecycle.fakes import Rig
-from tests.unit.lifecycle.test_checkpoints import rounds
+from tests.unit.lifecycle.fakes import Rig, rounds
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.writer import JournalWriter
 

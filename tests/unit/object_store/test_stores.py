@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from infra.objects.store import (
     NotFound,
     ObjectStore,
     Pace,
-    PreconditionFailed,
     ProbeFailed,
     PutOutcome,
     StoreUnavailable,
@@ -30,6 +28,7 @@ from neve.archive.store.source import open_source
 from neve.archive.store.url import S3Url, parse_store_url
 from neve.spark.builder import parse_store
 from tests.kit.store.memory_store import MemoryStore
+from tests.kit.store.races import winners_of_a_race
 
 
 @pytest.fixture(params=["memory", "directory"])
@@ -94,27 +93,6 @@ def test_bucket_without_bulk_delete_gets_single_deletes(monkeypatch: pytest.Monk
     asked[:] = ["a first"]
     store.delete_many(["c", "d"])
     assert asked[1:] == [["c", "d"]]
-
-
-def winners_of_a_race(store: ObjectStore, key: str) -> list[int]:
-    """Run eight concurrent conditional PUTs of numbers, and return the numbers that succeeded."""
-    barrier = threading.Barrier(8)
-    won: list[int] = []
-
-    def race(number: int) -> None:
-        barrier.wait()
-        try:
-            store.put(key, str(number).encode(), if_absent=True)
-        except PreconditionFailed:
-            return
-        won.append(number)
-
-    threads = [threading.Thread(target=race, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return won
 
 
 def test_if_absent_has_one_winner_and_keeps_the_first(store: ObjectStore) -> None:

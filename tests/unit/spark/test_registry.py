@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 
 from neve.spark.registry import Registry, json_writer, registry_at
 from tests.kit.server.schema_registry import SchemaRegistry
-from tests.unit.cli.test_schema_files import AS_JSON, ORDER, avro_body, descriptors, protobuf_body
+from tests.kit.wire.schema_bodies import AS_JSON, ORDER, avro_body, descriptors, protobuf_body
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from neve.archive.read.verify import Fault
 from neve.spark.verify_notes import OtherCheck, VerifyNotes
-from tests.unit.archive.test_verify_rows import row, written
+from tests.kit.archive.written_rows import row, written
 
 NAME, _ = written([[row(0, 0)]], "orders")
 FAULT = Fault("orders", NAME.key, "an error of a library: caf\u00e9\u2028", 0, 1, 2)

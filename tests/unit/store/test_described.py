@@ -16,9 +16,8 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.properties import tags_code
 from tests.kit.store.by_key import by_key
-from tests.kit.store.replicas import IDS, KEYS, TOPICS, Master, log_of, open_store
+from tests.kit.store.replicas import IDS, KEYS, TOPICS, Master, assert_same, log_of, open_store
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.test_replica import assert_same
 
 LARGE = 1 << 20  # size of a log file, so that few rolls happen
 QUEUES = 3

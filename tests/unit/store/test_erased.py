@@ -22,8 +22,8 @@ from neve.remoting.codes import GetMessageStatus as Status
 from tests.kit.store.by_key import by_key
 from tests.kit.store.replicas import open_store as open_replica
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.test_topics_that_come_again import Pair
-from tests.unit.store.test_truncation import SIZE, short
+from tests.unit.store.master_and_slave import Pair
+from tests.unit.store.short_records import SIZE, short
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

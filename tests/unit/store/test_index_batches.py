@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.store.key_index import IndexFile
-from tests.unit.store.conftest import OpenStore, put_one
+from tests.kit.store.small_store import OpenStore, put_one
 
 MESSAGES = 1_000
 

@@ -16,7 +16,7 @@ from infra.loop.in_steps import Steps, at_once
 from neve.record.codec import decode_record
 from tests.kit.store.colliding_keys import colliding_words
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import OpenStore, PutOne
+from tests.kit.store.small_store import OpenStore, PutOne
 
 LONG = 1 << 60
 HOUR_MS = 3_600_000

@@ -16,7 +16,7 @@ from broker.store.log_end import MOVES, EndState, LogEnd
 from broker.store.message_store import MessageStore
 from broker.store.topic_tails import TopicTails
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import small_config
+from tests.kit.store.small_store import small_config
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

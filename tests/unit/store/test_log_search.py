@@ -10,7 +10,7 @@ from broker.store.errors import StoreCorrupt
 from broker.store.log_search import records_with
 from infra.disk.filesystem import RealDisk
 from neve.record.codec import decode_record
-from tests.unit.archive.test_exactness import record
+from tests.kit.archive.records import record
 
 END = (64).to_bytes(4, "big") + (-875286124).to_bytes(4, "big", signed=True)
 

@@ -14,8 +14,8 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import OutOfDescriptors
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import small_config
-from tests.unit.store.test_append_batches import HOST, Open, body, queues, sends
+from tests.kit.store.small_store import small_config
+from tests.unit.store.batches import HOST, Open, body, queues, sends
 
 
 def _nothing_opens(monkeypatch: pytest.MonkeyPatch, disk: SimDisk, *verbs: str) -> None:

@@ -10,7 +10,7 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from tests.kit.store.replicas import Link, Master, open_store, told
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import put_one, small_config
+from tests.kit.store.small_store import put_one, small_config
 
 QUEUES = 60
 

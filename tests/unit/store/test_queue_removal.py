@@ -13,7 +13,7 @@ from infra.clock import ManualClock
 from infra.disk.filesystem import OutOfDescriptors
 from infra.failpoint import FailpointError
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import put_one, small_config
+from tests.kit.store.small_store import put_one, small_config
 
 QUEUES = 100
 ROOT = Path("/store/consumequeue")

@@ -12,28 +12,15 @@ import pytest
 from broker.store.config import ASYNC_FLUSH, SYNC_FLUSH
 from broker.store.errors import LogMismatch, StoreFull, StoreNotWritable
 from broker.store.layout import end_record
-from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
-from neve.record.codec import decode_record, encode_record
+from neve.record.codec import encode_record
 from tests.kit.store.by_key import by_key
-from tests.kit.store.replicas import Link, Master, log_of, open_store, told
+from tests.kit.store.replicas import Link, Master, assert_same, log_of, open_store
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import put_one
+from tests.kit.store.small_store import put_one
 
 STEPS = 250
-
-
-def assert_same(slave: MessageStore, master: MessageStore) -> None:
-    theirs, own = told(master), told(slave)
-    for what, value in theirs.items():
-        assert own[what] == value, what
-    for mine, its in zip(slave.segments(), master.segments(), strict=False):
-        for topic, (place, newest) in mine.topics.items():
-            record = decode_record(slave.record_at(place) or b"")
-            # A master that rolls for a record counts the time of that record in the file that ends.
-            assert record.store_timestamp <= newest <= its.topics[topic][1]
-            assert newest <= mine.newest_store_time <= its.newest_store_time
 
 
 @pytest.mark.parametrize("seed", range(8))

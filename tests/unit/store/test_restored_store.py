@@ -14,7 +14,7 @@ from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import put_one, small_config
+from tests.kit.store.small_store import put_one, small_config
 
 ROOT = small_config().root
 LOG_START = 1 << 41

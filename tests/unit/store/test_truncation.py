@@ -16,10 +16,11 @@ from broker.store.layout import end_record
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
-from neve.record.codec import decode_record, encode_record
+from neve.record.codec import decode_record
 from tests.kit.store.replicas import Link, Master, log_of, open_store, told
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import small_config
+from tests.kit.store.small_store import small_config
+from tests.unit.store.short_records import SIZE, record, short
 
 DIVERGED = Path("/store/diverged")
 
@@ -300,25 +301,6 @@ def test_truncation_waits_for_a_file_removal(disk: SimDisk, monkeypatch: pytest.
 
 
 # -- refused truncations
-
-
-def record(at: int, offset: int, **changes: Any) -> bytes:
-    values: dict[str, Any] = {
-        "topic": b"t", "body": b"body", "properties": b"KEYS\x01k\x02", "queue_id": 0, "flag": 0,
-        "queue_offset": offset, "physical_offset": at, "sys_flag": 0, "born_timestamp": 1, "born_host": ("10.0.0.1", 1),
-        "store_timestamp": 10 + offset, "store_host": ("10.0.0.2", 1),
-    }  # fmt: skip
-    return encode_record(**(values | changes))
-
-
-SIZE = len(record(0, 0))
-
-
-def short(disk: SimDisk, count: int, **changes: Any) -> MessageStore:
-    store = open_store(disk, ManualClock(), following=True, **changes)
-    for number in range(count):
-        store.append_replica(record(SIZE * number, number), SIZE * number)
-    return store
 
 
 def test_truncation_below_the_confirmed_offset_needs_an_operator(disk: SimDisk) -> None:

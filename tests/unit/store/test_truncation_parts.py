@@ -22,8 +22,8 @@ from infra.loop.in_steps import run_beside
 from tests.kit.clock.turns import CALLS_IN_A_TURN, calls_in_turns
 from tests.kit.store.replicas import Link, Master
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.conftest import small_config
-from tests.unit.store.test_truncation import record
+from tests.kit.store.small_store import small_config
+from tests.unit.store.short_records import record
 
 
 class CountingDisk(SimDisk):

@@ -25,18 +25,8 @@ from broker.ha.slave_session import (
 )
 from broker.ha.stock_master import Life, StockMaster, read_stock_master, unlike_stock
 from neve.errors import NeveError
-from tests.unit.broker.ha.test_slave_session import hello
-
-LIFE = Life("c", "b", 1_700_000_000_000, 500)
-SETTINGS = {
-    "brokerClusterName": "c",
-    "brokerName": "b",
-    "brokerId": "0",
-    "brokerRole": "ASYNC_MASTER",
-    "mappedFileSizeCommitLog": str(1 << 20),
-    "messageDelayLevel": "1s 5s",
-    "enableDLegerCommitLog": "false",
-}
+from tests.kit.broker.ha_session import hello
+from tests.kit.broker.plain_ha import LIFE, SETTINGS
 
 
 def master(life: Life = LIFE, *, begin: int = 0, end: int = 1000, **settings: str) -> StockMaster:

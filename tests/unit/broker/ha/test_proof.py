@@ -10,8 +10,8 @@ from broker.ha.greeting import Reason
 from broker.ha.master_session import MasterState
 from broker.ha.proof import MASTER, SLAVE, is_proven, proven
 from broker.ha.slave_session import Send, SlaveSession
-from tests.unit.broker.ha.test_master_session import Master, frames, refused
-from tests.unit.broker.ha.test_slave_session import EMPTY, hello, why
+from tests.kit.broker.ha_master import Master, frames, refused
+from tests.kit.broker.ha_session import EMPTY, hello, why
 
 SECRET = b"user\0password"
 H1 = encode_slave_handshake(SlaveHandshake(2))

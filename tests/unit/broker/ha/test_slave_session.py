@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from broker.config import BrokerConfig
 from broker.ha.confirm import ConfirmRules, Replication
 from broker.ha.frames import (
-    Hello,
     Refusal,
     SlaveHandshake,
     encode_ack,
@@ -37,25 +36,7 @@ from broker.ha.slave_session import (
     SlaveState,
     TakeEpochs,
 )
-
-A, B = 1, 2
-EMPTY = Local(0, 0, (), 0, 0)
-
-
-def hello(member_id: int = B, **other: object) -> Hello:
-    own = Hello(
-        cluster="c",
-        broker_set="b",
-        member_id=member_id,
-        incarnation=f"i{member_id}",
-        starts=1,
-        process=f"p{member_id}",
-        nonce=f"n{member_id}",
-        mapped_file_size_commit_log=1 << 20,
-        message_delay_level="1s 5s",
-        master_epoch=3,
-    )
-    return replace(own, **other)
+from tests.kit.broker.ha_session import EMPTY, A, B, hello, why
 
 
 def masters_hello(**other: object) -> bytes:
@@ -96,12 +77,6 @@ def following(local: Local = EMPTY, epochs: tuple[tuple[int, int], ...] = ((3, 0
     assert made.receive_data(encode_master_handshake(max(end, local.end), epochs), 0.0) == [Attached(3)]
     assert made.attached(local.end, 0.0) == [Send(encode_ack(local.end, local.end))]
     return made
-
-
-def why(actions: list[Action]) -> str:
-    (end,) = actions
-    assert isinstance(end, End)
-    return end.refusal.reason if end.refusal is not None else end.why
 
 
 # -- which master it follows

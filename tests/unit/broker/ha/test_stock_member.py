@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.ha.stock_master import unlike_stock_member
-from tests.unit.broker.ha.test_slave_session import hello
+from tests.kit.broker.ha_session import hello
 
 SETTINGS = {
     "brokerClusterName": hello().cluster,

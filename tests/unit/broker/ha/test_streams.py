@@ -10,8 +10,8 @@ from broker.ha import master_session, slave_session
 from broker.ha.epochs import EpochCache
 from broker.ha.master_session import MasterSession, StreamRules
 from broker.ha.slave_session import Local, SlaveSession
-from tests.unit.broker.ha.byte_log import ByteLog, record
-from tests.unit.broker.ha.test_slave_session import hello
+from tests.kit.broker.byte_log import ByteLog, record
+from tests.kit.broker.ha_session import hello
 
 FILE_SIZE = 256
 
