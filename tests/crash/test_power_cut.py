@@ -22,7 +22,7 @@ TOPICS = ("orders", "payments")
 QUEUES = 3
 
 
-class World:
+class StoreUnderPowerCuts:
     """A store that survives power cuts, and the knowledge of its clients."""
 
     def __init__(self, seed: int, flush_disk_type: str) -> None:
@@ -164,7 +164,7 @@ class World:
 @pytest.mark.parametrize("flush_disk_type", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 @pytest.mark.parametrize("seed", range(12))
 def test_flushed_messages_survive_power_cuts(seed: int, flush_disk_type: str) -> None:
-    world = World(seed, flush_disk_type)
+    world = StoreUnderPowerCuts(seed, flush_disk_type)
     for _ in range(6):
         for _ in range(world.random.randrange(120)):
             world.step()
@@ -184,7 +184,7 @@ def test_flushed_messages_survive_power_cuts(seed: int, flush_disk_type: str) ->
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_flushed_messages_survive_a_power_cut_at_each_failpoint(seed: int, place: str) -> None:
-    world = World(seed, "SYNC_FLUSH")
+    world = StoreUnderPowerCuts(seed, "SYNC_FLUSH")
     with failpoint.armed(place, action=_cut, nth=2 + seed), pytest.raises(_PowerCut):
         for _ in range(5000):
             world.step()
@@ -205,7 +205,7 @@ def room_in_file(store: MessageStore) -> int:
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("place", ["store.allocate", "store.roll", "store.flush", "store.checkpoint"])
 def test_power_cut_while_the_log_restarts_above_its_archive(place: str, nth: int, filled: str) -> None:
-    world = World(7, "SYNC_FLUSH")
+    world = StoreUnderPowerCuts(7, "SYNC_FLUSH")
     for _ in range(30 if filled == "a record" else 1):
         world.put()
     while filled == "to the brim" and room_in_file(world.store) > 400:
@@ -225,7 +225,7 @@ def test_power_cut_while_the_log_restarts_above_its_archive(place: str, nth: int
 def test_readable_messages_survive_a_power_cut_with_sync_flush() -> None:
     """With SYNC_FLUSH a message that was once readable is readable after any power cut."""
     for seed in range(10):
-        world = World(seed, "SYNC_FLUSH")
+        world = StoreUnderPowerCuts(seed, "SYNC_FLUSH")
         for _ in range(80):
             world.step()
         seen = {(t, q): world.read(t, q) for t in TOPICS for q in range(QUEUES)}

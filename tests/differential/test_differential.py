@@ -42,7 +42,7 @@ PATIENT = {"brokerFastFailureEnable": "false", "osPageCacheBusyTimeOutMills": "6
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class PageRow:
     """One row of the page: requests and fields as patterns."""
 
     requests: tuple[str, ...]
@@ -53,13 +53,13 @@ class Listed:
         return by_request and any(fnmatchcase(difference.field, pattern) for pattern in self.fields)
 
 
-def listed() -> list[Listed]:
+def listed() -> list[PageRow]:
     _, _, section = PAGE.read_text("utf-8").partition("## Answers that differ")
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line[:3] == "| `"
     ]
     assert all(len(row) == 5 for row in rows), rows
-    return [Listed(tuple(re.findall(r"`([^`]+)`", row[0])), tuple(row[1].split(", "))) for row in rows]
+    return [PageRow(tuple(re.findall(r"`([^`]+)`", row[0])), tuple(row[1].split(", "))) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -117,5 +117,5 @@ def test_every_listed_difference_still_exists(found: dict[str, list[Difference]]
     for row in listed():
         for pattern in row.requests:
             for field in row.fields:
-                alone = Listed((pattern,), (field,))
+                alone = PageRow((pattern,), (field,))
                 assert any(map(alone.covers, everything)), f"no longer different: {pattern} {field}"

@@ -38,7 +38,7 @@ class TooSlow(Exception):
 
 
 @dataclass
-class Figures:
+class CodecFigures:
     """The counts of a run."""
 
     frames: int = 0
@@ -48,7 +48,7 @@ class Figures:
     errors: dict[str, int] = field(default_factory=dict)
 
 
-def run(mutator: Mutator, frames: int, figures: Figures) -> Figures:
+def run(mutator: Mutator, frames: int, figures: CodecFigures) -> CodecFigures:
     """Feed that many mutated frames; the first undocumented error ends the run, with the bytes in its notes."""
 
     def alarm(_: int, __: object) -> None:
@@ -76,7 +76,7 @@ def run(mutator: Mutator, frames: int, figures: Figures) -> Figures:
     return figures
 
 
-def _feed(decoder: FrameDecoder, pieces: list[bytes], figures: Figures) -> FrameDecoder:
+def _feed(decoder: FrameDecoder, pieces: list[bytes], figures: CodecFigures) -> FrameDecoder:
     """A decoder that met a fatal frame or is out of step is discarded, like its connection."""
     try:
         for piece in pieces:
@@ -104,7 +104,7 @@ def _sent_again(command: RemotingCommand) -> None:
     assert said == (command.opaque, command.flag, command.ext, command.body, command.remark or None)
 
 
-def _parsed(command: RemotingCommand, figures: Figures) -> None:
+def _parsed(command: RemotingCommand, figures: CodecFigures) -> None:
     """Pass each part of a frame to all code that reads such parts, whatever the code of the request."""
     ext, data = command.ext, command.body
     send: Any = _tried(figures, headers.parse_send_header, command.code if command.code in SEND_CODES else 310, ext)
@@ -142,7 +142,7 @@ def _all_records(data: bytes) -> None:
 
 
 def _tried(
-    figures: Figures, act: Callable[..., Any], *arguments: Any, expected: type[Exception] | Errors = EXPECTED
+    figures: CodecFigures, act: Callable[..., Any], *arguments: Any, expected: type[Exception] | Errors = EXPECTED
 ) -> Any:
     """Return the result, or None after an error that the function documents."""
     try:

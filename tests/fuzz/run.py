@@ -34,9 +34,9 @@ def everything() -> list[corpus.Recorded]:
     return [*corpus.load(), *made.recorded()]
 
 
-def codec_batches(seed: str, first: int, frames: int, step: int = 1) -> codec_target.Figures:
+def codec_batches(seed: str, first: int, frames: int, step: int = 1) -> codec_target.CodecFigures:
     """Run the batches `first`, `first + step`, … of a run of that many frames."""
-    seeds, figures = seeds_of(everything()), codec_target.Figures()
+    seeds, figures = seeds_of(everything()), codec_target.CodecFigures()
     for batch in range(first, -(-frames // BATCH), step):
         name = f"{seed}/{batch}"
         try:

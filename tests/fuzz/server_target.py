@@ -46,7 +46,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass
-class Figures:
+class ServerFigures:
     """The counts of a run; the pauses are those of the regular client."""
 
     frames: int = 0
@@ -63,7 +63,7 @@ class Figures:
 class SoundClient(threading.Thread):
     """Sends one message after another, from the first to the last damaged frame."""
 
-    def __init__(self, server: NeveServer, figures: Figures) -> None:
+    def __init__(self, server: NeveServer, figures: ServerFigures) -> None:
         super().__init__(daemon=True)
         self._server, self._figures = server, figures
         self._process = psutil.Process(server.roots[0].pid)
@@ -119,7 +119,7 @@ class SoundClient(threading.Thread):
 class Attacker:
     """Opens one connection after another, each until a frame is fatal or PER_CONNECTION frames were sent."""
 
-    def __init__(self, server: NeveServer, corpus: list[Recorded], seed: str, figures: Figures) -> None:
+    def __init__(self, server: NeveServer, corpus: list[Recorded], seed: str, figures: ServerFigures) -> None:
         self._random, self._figures = Random(seed), figures
         to_broker = Mutator(seed, seeds_of(corpus, Direction.CLIENT_TO_BROKER, Direction.BROKER_TO_CLIENT))
         to_names = Mutator(seed, seeds_of(corpus, Direction.TO_NAME_SERVER, Direction.FROM_NAME_SERVER))
@@ -182,7 +182,7 @@ def _is_fatal(stream: bytes) -> bool:
 class Answers:
     """The answers on one connection: whole frames, counted by their code."""
 
-    def __init__(self, link: socket.socket, figures: Figures) -> None:
+    def __init__(self, link: socket.socket, figures: ServerFigures) -> None:
         self._link, self._figures, self._decoder = link, figures, FrameDecoder(1 << 26)
 
     def until_marker(self) -> None:
@@ -219,7 +219,7 @@ class Siege:
     """The server, its regular client and the attack; `assert_sound` checks the state afterwards."""
 
     def __init__(self, directory: Path, corpus: list[Recorded], seed: str) -> None:
-        self.figures = Figures()
+        self.figures = ServerFigures()
         self._server = NeveServer(directory, settings=SETTINGS)
         self._corpus, self._seed = corpus, seed
 

@@ -48,7 +48,7 @@ def key_of(body: bytes) -> str:
     return body.partition(b"|")[0].decode(errors="replace")
 
 
-class Topics:
+class RoundTopics:
     """The topics of a round."""
 
     def __init__(self, name: str) -> None:
@@ -59,12 +59,12 @@ class Topics:
         return self.plain, self.later, self.halves
 
 
-class Work:
+class RoundClients:
     """The work of one round, from `begin` to `close`; `stop` ends the sends."""
 
     def __init__(self, namesrv: str, name: str, history: list[Event], chance: random.Random) -> None:
         self._namesrv, self._name, self._history, self._chance = namesrv, name, history, chance
-        self.topics = Topics(name)
+        self.topics = RoundTopics(name)
         self.groups: dict[str, tuple[str, ...]] = {
             f"{name}_push": self.topics.all,
             f"{name}_order": (self.topics.plain,),

@@ -22,7 +22,7 @@ from tests.histories.faults import (
 )
 from tests.histories.history import Replaced, Switched
 from tests.histories.links import Direction, Links
-from tests.histories.servers import JAVA_CLIENTS, MEMBERS, NEVE_CLIENTS, BrokerSet
+from tests.histories.servers import JAVA_CLIENTS, MEMBERS, NEVE_CLIENTS, FaultySet
 
 Undo = Callable[[], Coroutine[None, None, None]]
 
@@ -32,7 +32,7 @@ class Injector:
 
     def __init__(
         self,
-        brokers: BrokerSet,
+        brokers: FaultySet,
         links: Links,
         chance: random.Random,
         tell: Callable[[str, str], None],

@@ -8,7 +8,7 @@ from typing import Self
 
 from bench import jvm
 from neve.record.ids import parse_offset_msg_id
-from tests.histories.clients import Topics
+from tests.histories.clients import RoundTopics
 from tests.histories.history import Decision, Event, Outcome, Seen, Sent
 from tests.interop.agent import FLAGS
 
@@ -53,7 +53,7 @@ class JavaWorkers:
     def pid(self) -> int:
         return self._process.pid
 
-    async def begin(self, topics: Topics, name: str, seed: int, history: list[Event]) -> None:
+    async def begin(self, topics: RoundTopics, name: str, seed: int, history: list[Event]) -> None:
         """Record the clients' actions in this history from now on."""
         self._history = history
         self.last_acknowledged = {}

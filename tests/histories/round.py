@@ -28,7 +28,7 @@ from neve.errors import BrokerError, ClientError, ConnectionFailed, UnknownOutco
 from neve.remoting.codes import ResponseCode
 from tests.histories.archive import ArchiveReader
 from tests.histories.checker import Promise, owes
-from tests.histories.clients import QUEUES, Work, key_of, now_ms
+from tests.histories.clients import QUEUES, RoundClients, key_of, now_ms
 from tests.histories.faults import Fault
 from tests.histories.history import (
     ALL_IS_ARCHIVED,
@@ -57,7 +57,7 @@ from tests.histories.history import (
 from tests.histories.injector import Injector
 from tests.histories.java_workers import JavaWorkers
 from tests.histories.links import Links
-from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet, log_file_paths, log_start
+from tests.histories.servers import MEMBERS, NEVE_CLIENTS, FaultySet, log_file_paths, log_start
 from tests.histories.stalls import stalls_noted, stood_still_ms, waits_noted
 from tests.kit.clock.waiting import NotWithin, until
 
@@ -71,7 +71,7 @@ _CHUNK = 1 << 20
 class Place(msgspec.Struct):
     """The set on which rounds are run, one after the other."""
 
-    brokers: BrokerSet
+    brokers: FaultySet
     links: Links
     java: JavaWorkers | None
     patience: float  # Seconds from the healing until everything has to rest; afterwards the missing rest is recorded.
@@ -82,7 +82,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
     """Run a round; return its history. The events that the mode promises are awaited."""
     chance = random.Random(seed)
     history: list[Event] = []
-    work = Work(place.brokers.name_servers[NEVE_CLIENTS], name, history, chance)
+    work = RoundClients(place.brokers.name_servers[NEVE_CLIENTS], name, history, chance)
 
     def tell(what: str, kind: str) -> None:
         history.append(Told(at=now_ms(), what=what, kind=kind))
@@ -140,7 +140,7 @@ async def epoch_told(ask: Callable[[], Awaitable[int]], patience: float) -> int:
 class _Rest:
     """Waits within the time limit, and records when each condition was met."""
 
-    def __init__(self, place: Place, work: Work, history: list[Event], healed: int) -> None:
+    def __init__(self, place: Place, work: RoundClients, history: list[Event], healed: int) -> None:
         self._place, self._work, self._history, self._healed = place, work, history, healed
         self._come: set[str] = set()
         self._read_to: dict[tuple[str, int], int] = defaultdict(int)
@@ -272,7 +272,7 @@ class _Rest:
 class _Reading:
     """Reads the content of the healed set."""
 
-    def __init__(self, place: Place, work: Work, history: list[Event], rest: _Rest) -> None:
+    def __init__(self, place: Place, work: RoundClients, history: list[Event], rest: _Rest) -> None:
         self._place, self._work, self._history, self._rest = place, work, history, rest
         url = place.brokers.store_url
         self._archive = ArchiveReader(url) if url else None
@@ -370,7 +370,7 @@ class _Reading:
         self._history += diverged(self._place.brokers)
 
 
-def diverged(brokers: BrokerSet) -> list[Kept]:
+def diverged(brokers: FaultySet) -> list[Kept]:
     """Return the messages that members truncated or took with them, and their location."""
     found: list[Kept] = []
     for member in MEMBERS:

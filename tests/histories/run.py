@@ -32,7 +32,7 @@ from tests.histories.history import Told
 from tests.histories.java_workers import JavaWorkers
 from tests.histories.links import Links
 from tests.histories.round import Place, run_round
-from tests.histories.servers import JAVA_CLIENTS, NEVE_CLIENTS, BrokerSet
+from tests.histories.servers import JAVA_CLIENTS, NEVE_CLIENTS, FaultySet
 from tests.histories.summary import is_enough, summary
 
 MODES = {
@@ -84,7 +84,7 @@ async def run(
         stack.push_async_callback(links.close)
         if archives:
             own = ARCHIVE | {"storeUrl": f"dir:{directory / 'bucket'}"} | own
-        brokers = BrokerSet(directory, links, SETTINGS | {"replication": mode} | own)
+        brokers = FaultySet(directory, links, SETTINGS | {"replication": mode} | own)
         stack.callback(brokers.stop)
         await brokers.start()
         workers: JavaWorkers | None = None

@@ -50,7 +50,7 @@ def log_file_paths(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.name.isdigit() and len(path.name) == _ZEROS)
 
 
-class Server(Processes):
+class FaultyProcess(Processes):
     """A server that may be killed, frozen and restarted in place, without waiting until it is ready."""
 
     def __init__(self, name: str, directory: Path, verb: str, settings: Mapping[str, object]) -> None:
@@ -91,13 +91,13 @@ class Server(Processes):
         return path.read_text(errors="replace") if path.exists() else ""
 
 
-class BrokerSet:
+class FaultySet:
     """The broker set; `start` creates and links its parts."""
 
     def __init__(self, directory: Path, links: Links, settings: Mapping[str, object]) -> None:
         """Create a set; `settings` are keys of all members."""
         self._directory, self._links, self._settings = directory, links, settings
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, FaultyProcess] = {}
         self.name_servers: dict[str, str] = {}  # As each client knows it.
         #: Serializes starts and ends of a server.
         self.turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -111,7 +111,7 @@ class BrokerSet:
         self._face: dict[str, str] = {}
 
     @property
-    def members(self) -> dict[str, Server]:
+    def members(self) -> dict[str, FaultyProcess]:
         return {name: self.servers[name] for name in MEMBERS}
 
     @property
@@ -175,7 +175,7 @@ class BrokerSet:
         await self.whole(_READY_S)
 
     def _add(self, name: str, verb: str, settings: Mapping[str, object]) -> None:
-        self.servers[name] = Server(name, self._directory / name, verb, settings)
+        self.servers[name] = FaultyProcess(name, self._directory / name, verb, settings)
 
     def stop(self) -> None:
         """Stop everything at once."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from neve.client.sync import connect
+from tests.kit.cluster.command import Command
 from tests.kit.cluster.group_command import (
     GROUP,
     TOPIC,
-    Neve,
     a_deleted_group_is_gone,
     fill,
     is_told,
@@ -23,7 +23,7 @@ from tests.kit.server.requests import Up, offload
 def test_group_shows_lag_age_and_cold_share(neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with neve_up(tmp_path / "neve", "--set", "adminPort=0") as server:
         fill(server.namesrv)
-        neve = Neve(server.namesrv, capfd)
+        neve = Command("group", capfd, "-n", server.namesrv)
         is_told(neve)
         assert all(row["cold"] is None for row in neve.json("lag", GROUP, "--topic", TOPIC))
 
@@ -50,7 +50,7 @@ def test_connected_members_are_shown_with_their_queues(
 ) -> None:
     with neve_up(tmp_path / "neve") as server:
         fill(server.namesrv)
-        members_are_told(Neve(server.namesrv, capfd), server.namesrv)
+        members_are_told(Command("group", capfd, "-n", server.namesrv), server.namesrv)
 
 
 def test_reset_matches_its_dry_run_and_deleted_group_is_removed(
@@ -58,6 +58,6 @@ def test_reset_matches_its_dry_run_and_deleted_group_is_removed(
 ) -> None:
     with neve_up(tmp_path / "neve") as server:
         fill(server.namesrv)
-        neve = Neve(server.namesrv, capfd)
+        neve = Command("group", capfd, "-n", server.namesrv)
         reset_does_what_it_shows(neve, server.namesrv)
         a_deleted_group_is_gone(neve, server.namesrv)

@@ -36,7 +36,7 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
 from neve.spark.reader import plan
 from tests.kit.broker.in_process import ask, offload, running, send
-from tests.kit.broker.pop_member import Member, Taken
+from tests.kit.broker.pop_member import PopMember, Taken
 from tests.kit.clock.waiting import until
 from tests.kit.wire.admin_port import post_request
 
@@ -258,7 +258,7 @@ async def test_copies_are_erased_despite_a_forged_origin_property(tmp_path: Path
                 connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=place, delayLevel=level, originTopic="T"
             )
             assert back.code == 0, back.remark
-        member = Member(broker, connection, "T", "poppers")
+        member = PopMember(broker, connection, "T", "poppers")
         assert len(await member.pop(invisible=1000)) == 1
         copies = ("%DLQ%g", "%RETRY%g", broker.retry_names.of_pair("poppers", "T"))
         store = broker.store
@@ -276,7 +276,7 @@ async def test_message_sent_to_a_pop_retry_topic_is_erased_by_its_topic_name(tmp
 
     async with running(tmp_path / "data", *settings, "enableRetryTopicV2=true") as (broker, connection):
         await send(connection, "T", b"other")
-        member = Member(broker, connection, "T", "poppers")
+        member = PopMember(broker, connection, "T", "poppers")
         assert len(await member.pop(invisible=1000)) == 1
         await until(lambda: broker.store.max_offset(retry, 0) == 1, "the copy")
         sent = await send(connection, retry, b"secret", forged)
@@ -302,7 +302,7 @@ async def test_pop_group_skips_erased_messages(tmp_path: Path) -> None:
 
     async with running(tmp_path / "data", *settings) as (broker, connection):
         await fill(connection)
-        member = Member(broker, connection, "T", "poppers")
+        member = PopMember(broker, connection, "T", "poppers")
         out = await member.pop(6)  # Three of these match the erased key.
         assert [one.offset for one in out] == [*range(6)]
         await member.ack(out[0])

@@ -55,7 +55,7 @@ async def register(url: str, **settings: Any) -> AsyncIterator[EtcdRegister]:
         await found.close()
 
 
-class Relay:
+class EtcdProxy:
     """A proxy in front of etcd that acts like a network: it can cut connections and drop answers."""
 
     def __init__(self, node: Node) -> None:
@@ -65,7 +65,7 @@ class Relay:
         self.loses_answers = 0
         self.on_loss: Callable[[], object] = lambda: None
 
-    async def __aenter__(self) -> Relay:
+    async def __aenter__(self) -> EtcdProxy:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         return self
 
@@ -169,7 +169,7 @@ async def test_damaged_set_is_reported_and_not_treated_as_missing(shared: Node) 
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_write_with_lost_answer_is_recognized_and_applied_once(shared: Node, lost: int) -> None:
     prefix = next(prefixes)
-    async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
+    async with EtcdProxy(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
         first = await found.put(value(), NEVER)
         assert first is not None
         relay.loses_answers = lost
@@ -187,7 +187,7 @@ async def test_write_with_lost_answer_is_recognized_and_applied_once(shared: Nod
 async def test_write_with_lost_answer_is_a_conflict_if_another_wrote_since(shared: Node) -> None:
     prefix = next(prefixes)
     key = servers.text(f"{prefix}/sets/b")
-    async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
+    async with EtcdProxy(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
         first = await found.put(value(), NEVER)
         assert first is not None
         async with register(register_url(shared, prefix=prefix)) as other:

@@ -36,7 +36,7 @@ NUMBERS = count()
 
 
 @dataclass
-class Place:
+class HiddenMessage:
     """A stored message and a broker to query for it."""
 
     broker: BrokerController
@@ -66,18 +66,18 @@ class Place:
             offset = following
 
 
-Read = Callable[[Place], Awaitable[bytes]]
+Read = Callable[[HiddenMessage], Awaitable[bytes]]
 
 
-async def by_pull(place: Place) -> bytes:
+async def by_pull(place: HiddenMessage) -> bytes:
     return await place.pull(TOPIC)
 
 
-async def by_lite_pull(place: Place) -> bytes:
+async def by_lite_pull(place: HiddenMessage) -> bytes:
     return await place.pull(TOPIC, Code.LITE_PULL_MESSAGE)
 
 
-async def by_pop(place: Place) -> bytes:
+async def by_pop(place: HiddenMessage) -> bytes:
     answer = await place.ask(
         Code.POP_MESSAGE, consumerGroup=f"pop-{next(NUMBERS)}", topic=TOPIC, queueId=0, maxMsgNums=32,
         invisibleTime=60_000, pollTime=0, bornTime=0, initMode=0, order="false",
@@ -85,7 +85,7 @@ async def by_pop(place: Place) -> bytes:
     return bytes(answer.body)
 
 
-async def by_peek(place: Place) -> bytes:
+async def by_peek(place: HiddenMessage) -> bytes:
     answer = await place.ask(
         Code.PEEK_MESSAGE, consumerGroup=f"peek-{next(NUMBERS)}", topic=TOPIC, queueId=0, maxMsgNums=32,
         invisibleTime=60_000, pollTime=0, bornTime=0, initMode=0, order="false",
@@ -93,18 +93,18 @@ async def by_peek(place: Place) -> bytes:
     return bytes(answer.body)
 
 
-async def by_key(place: Place) -> bytes:
+async def by_key(place: HiddenMessage) -> bytes:
     answer = await place.ask(
         Code.QUERY_MESSAGE, topic=TOPIC, key=KEY, maxNum=32, beginTimestamp=0, endTimestamp=1 << 60
     )
     return bytes(answer.body)
 
 
-async def by_id(place: Place) -> bytes:
+async def by_id(place: HiddenMessage) -> bytes:
     return bytes((await place.ask(Code.VIEW_MESSAGE_BY_ID, offset=place.physical)).body)
 
 
-async def by_send_back(place: Place) -> bytes:
+async def by_send_back(place: HiddenMessage) -> bytes:
     """Send the message back as dead; return the group's dead letters."""
     group = f"back-{next(NUMBERS)}"
     await place.ask(
@@ -114,7 +114,7 @@ async def by_send_back(place: Place) -> bytes:
     return await place.pull(f"%DLQ%{group}")
 
 
-async def by_direct_consumption(place: Place) -> bytes:
+async def by_direct_consumption(place: HiddenMessage) -> bytes:
     """Return the messages that a connected consumer was asked to consume."""
     place.given.clear()
     await place.ask(
@@ -187,31 +187,31 @@ async def post(broker: BrokerController, path: str, **query: str) -> list[dict[s
     return [json.loads(line) for line in data.splitlines()]
 
 
-Hide = Callable[[Place], Awaitable[None]]
+Hide = Callable[[HiddenMessage], Awaitable[None]]
 
 
-async def trim(place: Place) -> None:
+async def trim(place: HiddenMessage) -> None:
     await post(place.broker, "/topic/trim", topic=TOPIC, offsets="0:1")
 
 
-async def expire(place: Place) -> None:
+async def expire(place: HiddenMessage) -> None:
     at_once(place.broker.store.expire_below(TOPIC, {0: 1}, 1 << 62))
 
 
-async def erase_in_log(place: Place) -> None:
+async def erase_in_log(place: HiddenMessage) -> None:
     assert place.broker.store.set_erased(TOPIC, 0, erased.NONE, ((0, 0),))
 
 
-async def erase(place: Place) -> None:
+async def erase(place: HiddenMessage) -> None:
     certificate = (await post(place.broker, "/archive/erase", topic=TOPIC, key=KEY))[-1]
     assert (certificate["complete"], certificate["rows"]) == (True, 2), "and the dead letter that was made of it"
 
 
-async def delete_topic(place: Place) -> None:
+async def delete_topic(place: HiddenMessage) -> None:
     assert (await place.ask(Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == 0
 
 
-async def delete_and_create_topic(place: Place) -> None:
+async def delete_and_create_topic(place: HiddenMessage) -> None:
     await delete_topic(place)
     for _ in range(2):
         await send(place.connection, TOPIC, b"of the next life", f"KEYS\x01{KEY}\x02")
@@ -227,7 +227,7 @@ CASES = [
 async def test_no_request_returns_a_hidden_message(tmp_path: Path, archived: bool, hide: Hide) -> None:
     settings = [f"storeUrl=dir:{tmp_path}/store"] if archived else []
     async with running(tmp_path / "data", *settings) as (broker, connection):
-        place = Place(broker, connection, -1)
+        place = HiddenMessage(broker, connection, -1)
 
         def consume(_: Connection, command: RemotingCommand) -> RemotingCommand:
             place.given.append(bytes(command.body))

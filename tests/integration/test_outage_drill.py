@@ -51,7 +51,7 @@ _SMALL_DISK = "48m"
 Said = dict[str, str]
 
 
-class Row(NamedTuple):
+class SurfaceOutput(NamedTuple):
     """The output of one surface at one moment of an outage."""
 
     outage: str
@@ -60,7 +60,7 @@ class Row(NamedTuple):
     said: str
 
 
-TABLE: list[Row] = []
+TABLE: list[SurfaceOutput] = []
 
 
 class OnASmallDisk(Serving):
@@ -80,7 +80,7 @@ class OnASmallDisk(Serving):
 class Drill:
     """A name server and a broker as processes, and the broker's store if it has one."""
 
-    def __init__(self, directory: Path, names: Serving, broker: Serving, store: Store | None = None) -> None:
+    def __init__(self, directory: Path, names: Serving, broker: Serving, store: RestartedS3 | None = None) -> None:
         self.directory, self.names, self.broker, self.store = directory, names, broker, store
         self.namesrv = names.namesrv
         #: TLS options of the clients.
@@ -185,7 +185,7 @@ class Drill:
             minute_is_over = partial(_is_past, began + minute * _MINUTE_S)
             wait_until(minute_is_over, f"minute {minute}", 2 * _MINUTE_S)
             said = self.look()
-            TABLE.extend(Row(outage, str(minute), surface, text) for surface, text in said.items())
+            TABLE.extend(SurfaceOutput(outage, str(minute), surface, text) for surface, text in said.items())
             assert set(said) == set(expected)
             for surface, pattern in expected.items():
                 assert re.search(pattern, said[surface]), f"{surface}, minute {minute}: {said[surface]!r}"
@@ -201,7 +201,7 @@ class Drill:
         assert self._page("/readyz") == "200 ready"
         assert self._metrics(self.broker, r'^neve_condition{condition="(.+)"} 1.0$') == "none"
         wait_until(lambda: self.neve("produce", "orders", stdin="one\n").returncode == 0, "sends are taken", _S)
-        TABLE.append(Row(outage, "after", "all", "200 ready, no condition, sends are taken"))
+        TABLE.append(SurfaceOutput(outage, "after", "all", "200 ready, no condition, sends are taken"))
 
 
 def _is_past(moment: float) -> bool:
@@ -227,7 +227,7 @@ def make_certificate(pem: Path, key: Path, days: int) -> None:
     pem.write_bytes(builder.sign(private, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 
-class Store:
+class RestartedS3:
     """An S3 server that can be stopped and started with its data."""
 
     def __init__(self, directory: Path) -> None:
@@ -277,7 +277,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
     own = directory / "names.pem", directory / "names.key"
     make_certificate(pem, key, 365)
     make_certificate(*own, 365)
-    store = Store(directory / "minio")
+    store = RestartedS3(directory / "minio")
     with tabled(), pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         stack.callback(store.goes)
         for name, value in store.server.environment.items():

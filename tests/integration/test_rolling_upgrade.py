@@ -27,7 +27,7 @@ def procedure() -> list[str]:
     return [line.partition("   ")[0].strip() for line in block[1].splitlines()]
 
 
-class Operator:
+class UpgradeOperator:
     """Executes the lines of the page."""
 
     def __init__(self, brokers: BrokerSet) -> None:
@@ -52,7 +52,7 @@ class Operator:
         assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
 
 
-class Traffic:
+class NumberTraffic:
     """One producer of numbers that sends each after the previous one is acknowledged, and a group that reads them."""
 
     def __init__(self, client: AsyncClient, consumer: DeliveringConsumer) -> None:
@@ -82,12 +82,12 @@ class Traffic:
 
 def test_rolling_restart_by_the_page_fails_no_send_and_loses_no_message(tmp_path: Path) -> None:
     async def scenario(brokers: BrokerSet) -> None:
-        operator, former = Operator(brokers), brokers.master
+        operator, former = UpgradeOperator(brokers), brokers.master
         epoch = brokers.epoch
         async with connect(brokers.name_server.namesrv, timeout=_CALL_S) as client:
             await client.admin.create_topic(TOPIC, queues=1)
             async with client.consumer(GROUP, TOPIC, start="earliest") as consumer, asyncio.TaskGroup() as group:
-                traffic = Traffic(client, consumer)
+                traffic = NumberTraffic(client, consumer)
                 sending = group.create_task(traffic.send())
                 receiving = group.create_task(traffic.receive())
                 await traffic.goes_on()

@@ -27,7 +27,7 @@ from neve.remoting.codes import ResponseCode as Code
 from tests.kit.clock.waiting import until
 from tests.kit.server import etcd as servers
 from tests.kit.server.etcd import Node, register_url
-from tests.unit.controller.brokers import Broker, closed, controlling, in_sync
+from tests.unit.controller.brokers import FakeBroker, closed, controlling, in_sync
 
 pytestmark = pytest.mark.servers
 prefixes = (f"test{number}" for number in count())
@@ -46,16 +46,16 @@ async def controllers(root: Path, node: Node, number: int = 2) -> AsyncIterator[
         yield [await stack.enter_async_context(controlling(root / f"{at}", register_url=url)) for at in range(number)]
 
 
-async def also(broker: Broker, controller: ControllerManager) -> Broker:
+async def also(broker: FakeBroker, controller: ControllerManager) -> FakeBroker:
     """Connect the same broker to another controller."""
-    voice = Broker(controller, broker.name, broker.born)
+    voice = FakeBroker(controller, broker.name, broker.born)
     voice.id, voice._port, voice.epochs = broker.id, broker._port, broker.epochs
     await voice.connect()
     await voice.beat()
     return voice
 
 
-async def is_told(controller: ControllerManager, asker: Broker, *ids: int) -> None:
+async def is_told(controller: ControllerManager, asker: FakeBroker, *ids: int) -> None:
     """Wait until the controller knows, by itself or from the others, that exactly these brokers are alive."""
 
     async def holds() -> bool:
@@ -73,7 +73,7 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def test_every_controller_answers_all_requests(shared: Node, tmp_path: Path) -> None:
     async with controllers(tmp_path, shared, 3) as (one, two, three):
-        a, b = await Broker(one).open(), await Broker(two).open()
+        a, b = await FakeBroker(one).open(), await FakeBroker(two).open()
         await a.join()
         await b.join()
         assert (a.id, b.id) == (1, 2)
@@ -90,7 +90,7 @@ async def test_every_controller_answers_all_requests(shared: Node, tmp_path: Pat
 
 async def test_master_stays_while_one_controller_hears_it(shared: Node, tmp_path: Path) -> None:
     async with controllers(tmp_path, shared) as (one, two):
-        a, b = Broker(one), Broker(one)
+        a, b = FakeBroker(one), FakeBroker(one)
         await in_sync(a, b)
         await is_told(two, a, 1, 2)
         there = [await also(a, two), await also(b, two)]
@@ -111,7 +111,7 @@ async def test_master_disconnected_from_all_controllers_is_replaced_once(
     """No controller scans in this test: the last one that the master disconnects from elects."""
 
     async with controllers(tmp_path, shared, 3) as found:
-        a, b = Broker(found[0]), Broker(found[0])
+        a, b = FakeBroker(found[0]), FakeBroker(found[0])
         await in_sync(a, b)
         there = [await also(one, controller) for one in (a, b) for controller in found[1:]]
         for controller in found:
@@ -232,7 +232,7 @@ async def test_stopping_controller_causes_no_election(shared: Node, tmp_path: Pa
     url = register_url(shared, prefix=next(prefixes))
     async with controlling(tmp_path / "stays", register_url=url) as stays:
         async with controlling(tmp_path / "stops", register_url=url) as stops:
-            a, b = Broker(stops), Broker(stops)
+            a, b = FakeBroker(stops), FakeBroker(stops)
             await in_sync(a, b)
             there = [await also(a, stays), await also(b, stays)]
             await is_told(stays, a, 1, 2)
@@ -247,7 +247,7 @@ async def test_stopping_controller_causes_no_election(shared: Node, tmp_path: Pa
 async def test_new_controller_learns_of_a_live_master_from_other_controllers(shared: Node, tmp_path: Path) -> None:
     url = register_url(shared, prefix=next(prefixes))
     async with controlling(tmp_path / "old", register_url=url) as old:
-        a, b = Broker(old), Broker(old)
+        a, b = FakeBroker(old), FakeBroker(old)
         await in_sync(a, b)
         clock = ManualClock()
         async with controlling(tmp_path / "new", clock, register_url=url) as new:

@@ -140,7 +140,7 @@ def test_filters_column_selection_and_sql_cover_both_tiers(spark: Any, neve: Nev
     assert Counter(row.broker for row in few.collect()) == {"broker-a": 20}
 
 
-class Traffic:
+class OffloadedTraffic:
     """A producer and an archive that offloads and evicts its messages."""
 
     def __init__(self, neve: NeveServer, topic: str) -> None:
@@ -205,7 +205,7 @@ def dense(offsets: list[tuple[int, int]]) -> list[int]:
 def test_batches_during_live_traffic_have_no_gaps(spark: Any, neve: NeveServer) -> None:
     with connect(neve.namesrv) as client:
         client.admin.create_topic("live", QUEUES)
-    traffic = Traffic(neve, "live")
+    traffic = OffloadedTraffic(neve, "live")
     mixed = 0
     with traffic.going_on():
         traffic.is_archived()
@@ -231,7 +231,7 @@ def started(spark: Any, neve: NeveServer, home: Path, topic: str, **trigger: Any
     return written.option("checkpointLocation", f"{home}/checkpoint").trigger(**trigger).start()
 
 
-def is_under_way(query: Any, traffic: Traffic) -> bool:
+def is_under_way(query: Any, traffic: OffloadedTraffic) -> bool:
     """Return whether some batches are finished or the query has ended."""
     return len(query.recentProgress) >= 2 or query.exception() is not None or bool(traffic.problems)
 
@@ -239,7 +239,7 @@ def is_under_way(query: Any, traffic: Traffic) -> bool:
 def test_stream_during_live_traffic_has_each_row_once_and_no_lag(spark: Any, neve: NeveServer, tmp_path: Path) -> None:
     with connect(neve.namesrv) as client:
         client.admin.create_topic("flow", QUEUES)
-    traffic = Traffic(neve, "flow")
+    traffic = OffloadedTraffic(neve, "flow")
     with traffic.going_on():
         traffic.is_archived()
         for _ in range(max(2, READS // 5)):

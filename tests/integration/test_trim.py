@@ -15,7 +15,7 @@ from tests.kit.server.neve import NeveServer
 SETTINGS = {"archiveWorkerPriority": "normal", "coldReadPriority": "normal", "archivePeriod": "1h"}
 
 
-class Shell:
+class BrokerCommands:
     """Runs commands against one broker."""
 
     def __init__(self, neve: NeveServer, capfd: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +50,7 @@ def send(neve: NeveServer, numbers: range) -> None:
 
 def test_trimmed_messages_stay_deleted_in_both_tiers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with NeveServer(tmp_path / "neve", settings=SETTINGS) as neve:
-        shell = Shell(neve, capfd)
+        shell = BrokerCommands(neve, capfd)
         shell("topic", "create", "orders", "--queues", "2")
         send(neve, range(10))
         shell.offload("--evict")
@@ -79,4 +79,4 @@ def test_trimmed_messages_stay_deleted_in_both_tiers(tmp_path: Path, capfd: pyte
         store = neve.store
         neve.stop()
     with NeveServer(tmp_path / "again", "--restore-from", store, store=store, settings=SETTINGS) as again:
-        assert Shell(again, capfd).numbers() == [20, 21, 22, 23]
+        assert BrokerCommands(again, capfd).numbers() == [20, 21, 22, 23]

@@ -20,7 +20,7 @@ TAKE_S = 60
 _ANSWER_S = 2 * TAKE_S + 30
 
 
-class Sent(NamedTuple):
+class Acknowledged(NamedTuple):
     """An acknowledged send. For a committed transaction, queue and offset are those of its half message."""
 
     queue: int
@@ -29,7 +29,7 @@ class Sent(NamedTuple):
     body: bytes
 
 
-class Got(NamedTuple):
+class Consumed(NamedTuple):
     """All fields of a message that a consumer can see, except the time of consumption."""
 
     topic: str
@@ -118,35 +118,35 @@ class Conversation:
         self.close()
 
 
-class Agent(Conversation):
+class StockAgent(Conversation):
     """Stock clients of one version, connected to a broker."""
 
     def __init__(self, namesrv: str, version: str, home: Path) -> None:
         super().__init__("Agent", namesrv, sources=SOURCES, version=version, home=home)
 
-    def produce(self, mode: str, topic: str, count: int, prefix: str) -> list[Sent]:
+    def produce(self, mode: str, topic: str, count: int, prefix: str) -> list[Acknowledged]:
         rows = self.ask("produce", mode, topic, count, prefix)
         assert {row[:2] for row in map(tuple, rows)} == {("SENT", "SEND_OK")}, rows
-        return [Sent(int(row[2]), int(row[3]), row[4], base64.b64decode(row[5])) for row in rows]
+        return [Acknowledged(int(row[2]), int(row[3]), row[4], base64.b64decode(row[5])) for row in rows]
 
-    def push(self, group: str, topic: str, count: int, *, expression: str = "*", mode: str = "") -> list[Got]:
+    def push(self, group: str, topic: str, count: int, *, expression: str = "*", mode: str = "") -> list[Consumed]:
         """Return the messages that a push consumer received until it had `count` of them."""
         found = _got(self.ask("push", group, topic, expression, mode, count, TAKE_S))
         assert len(found) >= count, f"{group} had {len(found)} of {count} messages within {TAKE_S} s"
         return found
 
-    def pair(self, group: str, topic: str, count: int) -> tuple[list[Got], int]:
+    def pair(self, group: str, topic: str, count: int) -> tuple[list[Consumed], int]:
         """Run two members of a group that rebalances; return all messages and the count of the second member."""
         *rows, second = self.ask("pair", group, topic, count, TAKE_S)
         return _got(rows), int(second[1])
 
-    def lite(self, group: str, topic: str, queue_id: int, offset: int, count: int) -> list[Got]:
+    def lite(self, group: str, topic: str, queue_id: int, offset: int, count: int) -> list[Consumed]:
         return _got(self.ask("lite", group, topic, queue_id, offset, count))
 
-    def by_key(self, topic: str, key: str, count: int, begin: int, end: int) -> list[Got]:
+    def by_key(self, topic: str, key: str, count: int, begin: int, end: int) -> list[Consumed]:
         return _got(self.ask("key", topic, key, count, begin, end))
 
-    def view(self, topic: str, message_id: str) -> Got:
+    def view(self, topic: str, message_id: str) -> Consumed:
         return _got(self.ask("view", topic, message_id))[0]
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
@@ -157,14 +157,14 @@ class Agent(Conversation):
         return base64.b64decode(self.ask("admin", *arguments)[0][1]).decode()
 
 
-def _got(rows: Iterable[list[str]]) -> list[Got]:
+def _got(rows: Iterable[list[str]]) -> list[Consumed]:
     return [_message(row[1:]) for row in rows if row[0] == "GOT"]
 
 
-def _message(row: list[str]) -> Got:
+def _message(row: list[str]) -> Consumed:
     topic, queue_id, offset, retries, flag, sys_flag, born, born_host, stored, *rest = row
     store_host, size, offset_id, unique_id, crc, prepared, properties, body = rest
-    return Got(
+    return Consumed(
         topic,
         int(queue_id),
         int(offset),

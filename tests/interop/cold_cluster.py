@@ -13,7 +13,7 @@ import pytest
 
 from bench.wire import Client
 from infra.objects import minio
-from tests.interop.agent import Agent, Got
+from tests.interop.agent import Consumed, StockAgent
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.neve import NeveServer
 from tests.kit.wire.admin_port import post_request
@@ -27,18 +27,18 @@ SETTINGS = {
 
 
 @dataclass
-class Cluster:
+class ColdCluster:
     """A broker whose archive is in MinIO, clients of one version, and the messages they received before archiving."""
 
     server: NeveServer
-    agent: Agent
-    hot: dict[str, list[Got]] = field(default_factory=dict)
+    agent: StockAgent
+    hot: dict[str, list[Consumed]] = field(default_factory=dict)
 
     def make_topic(self, name: str, queues: int = 4) -> None:
         with Client(self.server.broker) as broker:
             broker.create_topic(name, queues)
 
-    def consumed_hot(self, topic: str, count: int) -> list[Got]:
+    def consumed_hot(self, topic: str, count: int) -> list[Consumed]:
         self.hot[topic] = self.agent.push(f"hot_{len(self.hot)}", topic, count)
         assert len(self.hot[topic]) == count
         return self.hot[topic]
@@ -71,12 +71,12 @@ class Cluster:
 
 
 @contextmanager
-def running(home: Path, version: str) -> Iterator[Cluster]:
+def running(home: Path, version: str) -> Iterator[ColdCluster]:
     """Run a broker with its own bucket, and clients."""
     with minio.running(home / "minio") as store, pytest.MonkeyPatch.context() as patch:
         minio.create_bucket(store, "cold")
         for key, value in store.environment.items():
             patch.setenv(key, value)
         server = NeveServer(home / "neve", store=store.url("cold"), settings=SETTINGS)
-        with server, Agent(server.namesrv, version, home / "agent") as agent:
-            yield Cluster(server, agent)
+        with server, StockAgent(server.namesrv, version, home / "agent") as agent:
+            yield ColdCluster(server, agent)

@@ -52,7 +52,7 @@ class Checker(rocketmq.TransactionChecker):  # type: ignore[misc]
         return rocketmq.TransactionResolution.ROLLBACK if rolls_back else rocketmq.TransactionResolution.COMMIT
 
 
-class Agent:
+class GrpcAgent:
     def __init__(self, endpoints: str) -> None:
         self._configuration = rocketmq.ClientConfiguration(endpoints, rocketmq.Credentials(), request_timeout=10)
         self._producers: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def _received(consumer: Any, count: int, invisible: int) -> list[Any]:
 
 
 def main() -> None:
-    agent = Agent(sys.argv[1])
+    agent = GrpcAgent(sys.argv[1])
     for line in sys.stdin:
         try:
             answer = {"ok": agent.answer(json.loads(line))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from bench.wire import Client
-from tests.interop.promoted import Popped, ack, bodies, end, offsets_at, pop, prepare, properties
+from tests.interop.promoted import PoppedMessage, ack, bodies, end, offsets_at, pop, prepare, properties
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.neve import Serving
 
@@ -88,7 +88,7 @@ class InFlight:
             assert ack(client, "poppers", self._out[3]) == 0, "by the master's receipt"
             new = pop(client, "poppers", "popped", 10, 60_000)
             assert [one.body for one in new] == ["p6", "p7", "p8", "p9"]
-            again: list[Popped] = []
+            again: list[PoppedMessage] = []
 
             def came_again() -> bool:
                 again.extend(pop(client, "poppers", "popped", 10, 120_000))

@@ -34,7 +34,7 @@ _SHARE = max(MESSAGES // 100, 10)
 _CONSUMED_S = 120.0 + MESSAGES / 200
 
 
-class Got(NamedTuple):
+class Delivered(NamedTuple):
     """A message as the stock consumer received it."""
 
     topic: str
@@ -57,7 +57,7 @@ class Taking:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
-        self.got: list[Got] = []
+        self.got: list[Delivered] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -67,7 +67,7 @@ class Taking:
             kind, *rest = line.rstrip("\n").split("\t")
             if kind == "GOT":
                 topic, broker, queue, offset, retries, body = rest
-                self.got.append(Got(topic, broker, int(queue), int(offset), int(retries), body))
+                self.got.append(Delivered(topic, broker, int(queue), int(offset), int(retries), body))
 
     def has(self, expected: set[tuple[str, bool, str]]) -> bool:
         assert self._process.poll() is None, self._log.read_text()[-3000:]
@@ -85,7 +85,7 @@ class Taking:
         self._process.stdout.close()
 
 
-def _what(one: Got) -> tuple[str, bool, str]:
+def _what(one: Delivered) -> tuple[str, bool, str]:
     return one.topic, one.retries > 0, one.body
 
 

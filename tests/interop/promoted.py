@@ -27,7 +27,7 @@ _GROUP = "g_tx"
 
 
 @dataclass(slots=True)
-class Pair:
+class ApacheAndSlave:
     """An Apache master and a neve slave, registered with Apache's name server."""
 
     namesrv: str
@@ -77,7 +77,7 @@ def settings_of(namesrv: str, directory: Path, listen: tuple[int, int], role: st
 
 
 @contextmanager
-def apache_and_slave(directory: Path, **settings: str) -> Iterator[Pair]:
+def apache_and_slave(directory: Path, **settings: str) -> Iterator[ApacheAndSlave]:
     """Run both with the broker name `stock`."""
     with apache_alone(directory, **settings) as pair:
         pair.slave = Serving(pair.directory, "broker", *pair.settings("SLAVE"))
@@ -86,7 +86,7 @@ def apache_and_slave(directory: Path, **settings: str) -> Iterator[Pair]:
 
 
 @contextmanager
-def apache_alone(directory: Path, **settings: str) -> Iterator[Pair]:
+def apache_alone(directory: Path, **settings: str) -> Iterator[ApacheAndSlave]:
     """Run the master alone; its slave has ports and a directory, but is not started."""
     for name in ("names", "apache", "neve"):
         (directory / name).mkdir(parents=True)
@@ -103,7 +103,7 @@ def apache_alone(directory: Path, **settings: str) -> Iterator[Pair]:
         ApacheNameServer(directory / "names") as names,
         ApacheMember(directory / "apache", namesrv=names.namesrv, settings=own) as master,
     ):
-        yield Pair(names.namesrv, master, Serving(directory / "neve"), directory / "neve", (port, admin_port))
+        yield ApacheAndSlave(names.namesrv, master, Serving(directory / "neve"), directory / "neve", (port, admin_port))
 
 
 def catches_up(master: str) -> int:
@@ -189,7 +189,7 @@ def end(client: Client, half: Half, *, commit: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Popped:
+class PoppedMessage:
     """A message, and the receipt that acknowledges it."""
 
     record: MessageRecord
@@ -200,7 +200,7 @@ class Popped:
         return self.record.body.decode()
 
 
-def pop(client: Client, group: str, topic: str, count: int, invisible_ms: int) -> list[Popped]:
+def pop(client: Client, group: str, topic: str, count: int, invisible_ms: int) -> list[PoppedMessage]:
     """Pop from queue 0 and the group's pop-retry topic."""
     ext = {"consumerGroup": group, "topic": topic, "queueId": -1, "maxMsgNums": count, "invisibleTime": invisible_ms,
            "pollTime": 0, "bornTime": int(time.time() * 1000), "initMode": 0, "expType": "TAG", "exp": "*",
@@ -210,7 +210,7 @@ def pop(client: Client, group: str, topic: str, count: int, invisible_ms: int) -
         return []
     told = answer.extFields
     starts = {row.split(" ")[0] + row.split(" ")[1]: row.split(" ")[2] for row in told["startOffsetInfo"].split(";")}
-    found = list[Popped]()
+    found = list[PoppedMessage]()
     for record in iter_records(answer.body):
         retry = "1" if record.topic.startswith("%RETRY%") else "0"
         start = starts.get(f"{retry}{record.queue_id}", "")
@@ -218,11 +218,11 @@ def pop(client: Client, group: str, topic: str, count: int, invisible_ms: int) -
             start, told["popTime"], told["invisibleTime"], told["reviveQid"], retry, "stock", str(record.queue_id),
             str(record.queue_offset),
         ))  # fmt: skip
-        found.append(Popped(record, receipt))
+        found.append(PoppedMessage(record, receipt))
     return found
 
 
-def ack(client: Client, group: str, one: Popped) -> int:
+def ack(client: Client, group: str, one: PoppedMessage) -> int:
     ext = {"consumerGroup": group, "topic": one.record.topic, "queueId": one.record.queue_id,
            "extraInfo": one.receipt, "offset": one.record.queue_offset}  # fmt: skip
     return client.invoke(_ACK, ext).code

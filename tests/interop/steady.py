@@ -19,7 +19,7 @@ STEP = 30
 DEADLINE_S = 90
 
 
-class Row(NamedTuple):
+class PlacedMessage(NamedTuple):
     """A message and its broker, queue and offset."""
 
     number: int
@@ -39,8 +39,8 @@ class Steady:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
-        self.acked: list[Row] = []
-        self.got: list[Row] = []
+        self.acked: list[PlacedMessage] = []
+        self.got: list[PlacedMessage] = []
         self.refused: list[str] = []
         self._said: set[str] = set()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -52,7 +52,7 @@ class Steady:
             kind, *rest = line.rstrip("\n").split("\t")
             if kind in ("ACK", "GOT"):
                 number, broker, queue, offset = rest
-                row = Row(int(number), broker, int(queue), int(offset))
+                row = PlacedMessage(int(number), broker, int(queue), int(offset))
                 (self.acked if kind == "ACK" else self.got).append(row)
             elif kind == "NACK":
                 self.refused.append(line)
@@ -107,7 +107,7 @@ class Steady:
         self._process.stdout.close()
 
 
-def assert_each_offset_once_acknowledged_and_consumed(acked: list[Row], got: list[Row]) -> None:
+def assert_each_offset_once_acknowledged_and_consumed(acked: list[PlacedMessage], got: list[PlacedMessage]) -> None:
     """Assert that no queue has a gap, and that each offset is one message; a redelivered message keeps its offset."""
     places: dict[tuple[str, int, int], set[int]] = defaultdict(set)
     for row in (*acked, *got):

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from bench import jvm
-from tests.interop.agent import Got, Sent
-from tests.interop.cold_cluster import Cluster, running
+from tests.interop.agent import Acknowledged, Consumed
+from tests.interop.cold_cluster import ColdCluster, running
 
 pytestmark = pytest.mark.servers
 COUNT = 60
@@ -24,14 +24,14 @@ DEAD = "%DLQ%g_dead"
 
 
 @pytest.fixture(scope="module", params=[jvm.SERVER, jvm.CLIENT_OLD] if os.environ.get("NEVE_SOAK") else [jvm.SERVER])
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ColdCluster]:
     with running(tmp_path_factory.mktemp("cold"), request.param) as cluster:
         fill(cluster)
         cluster.offload_all()
         yield cluster
 
 
-def fill(cluster: Cluster) -> None:
+def fill(cluster: ColdCluster) -> None:
     """Fill a topic for each way to send and consume it while local; one group's messages all become dead letters."""
     agent = cluster.agent
     for topic, mode, count in (("plain", "plain", COUNT), ("batch", "batch", COUNT), ("ordered", "queued", COUNT)):
@@ -51,24 +51,24 @@ def fill(cluster: Cluster) -> None:
     cluster.consumed_hot(DEAD, 6)
 
 
-def assert_arrived(sent: Iterable[Sent], got: Iterable[Got]) -> None:
+def assert_arrived(sent: Iterable[Acknowledged], got: Iterable[Consumed]) -> None:
     places = Counter((one.queue, one.offset, one.key, one.body) for one in sent)
     assert Counter((one.queue, one.offset, one.key, one.body) for one in got) == places
 
 
-def assert_same(got: Iterable[Got], expected: Iterable[Got]) -> None:
+def assert_same(got: Iterable[Consumed], expected: Iterable[Consumed]) -> None:
     """Assert equality with the messages consumed hot: each once, with ids, times, hosts and properties."""
     assert sorted(got) == sorted(expected)
 
 
 @pytest.mark.parametrize("topic", ["plain", "batch", "ordered", "paid", "later", DEAD])
-def test_cold_messages_equal_hot_messages(cluster: Cluster, topic: str) -> None:
+def test_cold_messages_equal_hot_messages(cluster: ColdCluster, topic: str) -> None:
     before = cluster.cold_reads()
     assert_same(cluster.agent.push(f"cold_{topic[-4:]}", topic, len(cluster.hot[topic])), cluster.hot[topic])
     assert cluster.cold_reads() > before
 
 
-def test_orderly_consumption_crosses_from_archive_to_local_log(cluster: Cluster) -> None:
+def test_orderly_consumption_crosses_from_archive_to_local_log(cluster: ColdCluster) -> None:
     cluster.make_topic("border")
     first = cluster.agent.produce("queued", "border", COUNT, "first")
     cluster.offload_all()
@@ -80,7 +80,7 @@ def test_orderly_consumption_crosses_from_archive_to_local_log(cluster: Cluster)
         assert offsets == list(range(len(offsets))), f"queue {queue}"
 
 
-def test_filters_select_the_same_messages_cold(cluster: Cluster) -> None:
+def test_filters_select_the_same_messages_cold(cluster: ColdCluster) -> None:
     odd = [one for one in cluster.hot["plain"] if one.value_of("TAGS") == "odd"]
     assert_same(cluster.agent.push("g_tag", "plain", len(odd), expression="odd || none"), odd)
     red = [one for one in cluster.hot["batch"] if one.value_of("colour") == "red" and int(one.value_of("number")) > 20]
@@ -88,17 +88,17 @@ def test_filters_select_the_same_messages_cold(cluster: Cluster) -> None:
     assert_same(cluster.agent.push("g_sql", "batch", len(red), expression=expression, mode="sql"), red)
 
 
-def test_broadcast_consumer_gets_all_cold(cluster: Cluster) -> None:
+def test_broadcast_consumer_gets_all_cold(cluster: ColdCluster) -> None:
     got = cluster.agent.push("g_broadcast", "plain", COUNT, mode="broadcast")
     assert_same(got, cluster.hot["plain"])
 
 
-def test_lite_pull_seeks_to_a_cold_offset(cluster: Cluster) -> None:
+def test_lite_pull_seeks_to_a_cold_offset(cluster: ColdCluster) -> None:
     wanted = [one for one in cluster.hot["ordered"] if one.queue == 2 and one.offset >= 5]
     assert_same(cluster.agent.lite("g_lite", "ordered", 2, 5, len(wanted)), wanted)
 
 
-def test_failed_cold_messages_are_retried_and_become_dead_letters(cluster: Cluster) -> None:
+def test_failed_cold_messages_are_retried_and_become_dead_letters(cluster: ColdCluster) -> None:
     """The consumer sends back the physical offset of an evicted record."""
     got = cluster.agent.push("g_fail", "plain", 2 * COUNT, mode="fail 9 dead")
     first = [one for one in got if one.retries == 0]
@@ -113,7 +113,7 @@ def test_failed_cold_messages_are_retried_and_become_dead_letters(cluster: Clust
     assert_same(cluster.agent.push("g_digger", "%DLQ%g_fail", COUNT), dead)
 
 
-def test_cold_messages_are_found_by_key_id_offset_or_time(cluster: Cluster) -> None:
+def test_cold_messages_are_found_by_key_id_offset_or_time(cluster: ColdCluster) -> None:
     agent, plain = cluster.agent, cluster.hot["plain"]
     one = plain[17]
     assert [found.body for found in agent.by_key("plain", one.key, 32, 0, FOREVER)] == [one.body]
@@ -135,7 +135,7 @@ def test_cold_messages_are_found_by_key_id_offset_or_time(cluster: Cluster) -> N
             assert agent.offset_at("plain", queue, stored) == first, (queue, offset)
 
 
-def test_group_reset_to_a_cold_time_resumes_there(cluster: Cluster) -> None:
+def test_group_reset_to_a_cold_time_resumes_there(cluster: ColdCluster) -> None:
     agent, plain = cluster.agent, cluster.hot["plain"]
     group = "g_reset"
     assert len(agent.push(group, "plain", COUNT)) == COUNT
@@ -147,7 +147,7 @@ def test_group_reset_to_a_cold_time_resumes_there(cluster: Cluster) -> None:
     assert_same(agent.push(group, "plain", len(wanted)), wanted)
 
 
-def test_rebalance_during_a_cold_replay_loses_no_message(cluster: Cluster) -> None:
+def test_rebalance_during_a_cold_replay_loses_no_message(cluster: ColdCluster) -> None:
     """There are ten queues and two members: the second joins at a quarter, the first leaves at three quarters.
 
     Messages that the first member held may be redelivered.
@@ -156,14 +156,14 @@ def test_rebalance_during_a_cold_replay_loses_no_message(cluster: Cluster) -> No
     assert 0 < second < len(got)
     offsets = {queue: {one.offset for one in got if one.queue == queue} for queue in range(PAIR_QUEUES)}
     assert offsets == {queue: set(range(PAIR_COUNT // PAIR_QUEUES)) for queue in range(PAIR_QUEUES)}
-    by_place: dict[tuple[str, int, int], set[Got]] = {}
+    by_place: dict[tuple[str, int, int], set[Consumed]] = {}
     for one in got:
         by_place.setdefault(one.place, set()).add(one)
     assert all(len(seen) == 1 for seen in by_place.values())
 
 
 @pytest.mark.parametrize("cluster", [jvm.SERVER], indirect=True)
-def test_pending_messages_are_delivered_after_earlier_ones_were_evicted(cluster: Cluster) -> None:
+def test_pending_messages_are_delivered_after_earlier_ones_were_evicted(cluster: ColdCluster) -> None:
     """Messages with a delay level or a timer keep their segment while pending; once delivered, they are read cold."""
     cluster.make_topic("waiting")
     sent = [

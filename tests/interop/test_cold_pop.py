@@ -15,7 +15,7 @@ import pytest
 
 from bench import jvm
 from tests.interop.agent import Conversation
-from tests.interop.cold_cluster import Cluster, running
+from tests.interop.cold_cluster import ColdCluster, running
 
 pytestmark = pytest.mark.servers
 SOURCES = Path(__file__).parent / "java5"  # 4.x does not have pop.
@@ -23,7 +23,7 @@ GROUP, TOPIC, COUNT = "workers", "jobs", 20
 LONG_MS, SHORT_MS, POLL_MS = 120_000, 1_000, 15_000
 
 
-class Popped(NamedTuple):
+class ColdMessage(NamedTuple):
     """A message with its receipt handle."""
 
     topic: str
@@ -36,39 +36,39 @@ class Popped(NamedTuple):
     handle: str
     body: bytes
 
-    def is_again(self, first: Popped, retries: int) -> bool:
+    def is_again(self, first: ColdMessage, retries: int) -> bool:
         """Return whether `other` is the same message, delivered once more."""
         same = (self.topic, self.key, self.born, self.unique_id, self.body)
         return same == (first.topic, first.key, first.born, first.unique_id, first.body) and self.retries == retries
 
 
 class PopClient(Conversation):
-    def __init__(self, cluster: Cluster, home: Path) -> None:
+    def __init__(self, cluster: ColdCluster, home: Path) -> None:
         server = cluster.server
         super().__init__(
             "Pop", server.namesrv, "broker-a", server.broker, sources=SOURCES, version=jvm.SERVER, home=home
         )
 
-    def pop(self, count: int, *, poll_ms: int = POLL_MS) -> list[Popped]:
+    def pop(self, count: int, *, poll_ms: int = POLL_MS) -> list[ColdMessage]:
         """Pop repeatedly until there are `count` messages, or until a pop finds none within its poll time."""
-        found: list[Popped] = []
+        found: list[ColdMessage] = []
         while len(found) < count:
             rows = self.ask("pop", GROUP, TOPIC, count - len(found), LONG_MS, poll_ms)
             if not rows:
                 break
             found += [
-                Popped(
+                ColdMessage(
                     topic, int(queue), int(offset), int(retries), key, born, unique_id, handle, base64.b64decode(body)
                 )
                 for _, topic, queue, offset, retries, key, born, unique_id, handle, body in rows
             ]
         return found
 
-    def ack(self, *messages: Popped) -> None:
+    def ack(self, *messages: ColdMessage) -> None:
         for message in messages:
             assert self.ask("ack", GROUP, TOPIC, message.handle) == [["ACKED", "OK"]]
 
-    def let_come_again(self, *messages: Popped) -> None:
+    def let_come_again(self, *messages: ColdMessage) -> None:
         for message in messages:
             ((_, status, handle),) = self.ask("hide", GROUP, TOPIC, message.handle, SHORT_MS)
             assert status == "OK"
@@ -76,12 +76,12 @@ class PopClient(Conversation):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ColdCluster]:
     with running(tmp_path_factory.mktemp("pop"), jvm.SERVER) as cluster:
         yield cluster
 
 
-def test_evicted_popped_messages_are_acknowledged_or_redelivered(cluster: Cluster, tmp_path: Path) -> None:
+def test_evicted_popped_messages_are_acknowledged_or_redelivered(cluster: ColdCluster, tmp_path: Path) -> None:
     cluster.make_topic(TOPIC)
     sent = {one.key: one.body for one in cluster.agent.produce("plain", TOPIC, COUNT, "job")}
     with PopClient(cluster, tmp_path) as client:
@@ -104,7 +104,7 @@ def test_evicted_popped_messages_are_acknowledged_or_redelivered(cluster: Cluste
 
 
 def assert_retried_message_comes_again_out_of_the_archive(
-    cluster: Cluster, client: PopClient, again: list[Popped]
+    cluster: ColdCluster, client: PopClient, again: list[ColdMessage]
 ) -> None:
     """Assert redelivery of an archived retry: its record is in the group's pop-retry topic."""
     cluster.offload_all()

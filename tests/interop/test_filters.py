@@ -84,7 +84,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-class Apache:
+class ApacheFilters:
     """RocketMQ's filter classes, in a process that answers questions."""
 
     def __init__(self, home: Path) -> None:
@@ -105,8 +105,8 @@ class Apache:
 
 
 @pytest.fixture(scope="module")
-def apache(tmp_path_factory: pytest.TempPathFactory) -> Apache:
-    return Apache(tmp_path_factory.mktemp("filter"))
+def apache(tmp_path_factory: pytest.TempPathFactory) -> ApacheFilters:
+    return ApacheFilters(tmp_path_factory.mktemp("filter"))
 
 
 def answer(expression: str) -> str:
@@ -134,7 +134,7 @@ def _extension(expression: str) -> str | None:
     return None
 
 
-def differences(expressions: Sequence[str], apache: Apache) -> collections.Counter[str | None]:
+def differences(expressions: Sequence[str], apache: ApacheFilters) -> collections.Counter[str | None]:
     """Count the differences by name, None for no difference. Fail if a difference has no name."""
     theirs = apache.answers(expressions)
     found: collections.Counter[str | None] = collections.Counter()
@@ -173,7 +173,7 @@ def _unlike(ours: str, theirs: str) -> list[tuple[dict[str, str], str, str]]:
     ]
 
 
-def test_filters_of_the_table_select_like_rocketmq(apache: Apache) -> None:
+def test_filters_of_the_table_select_like_rocketmq(apache: ApacheFilters) -> None:
     found = differences(TABLE, apache)
     assert found.keys() - {None} == DIFFERENCES.keys()
     assert found[None] > 500
@@ -232,7 +232,7 @@ class Maker:
         return pick.choice([*[plain] * 8, f"- {plain}", f"+ {plain}", f"( {plain} )"])
 
 
-def test_random_filters_select_like_rocketmq(apache: Apache) -> None:
+def test_random_filters_select_like_rocketmq(apache: ApacheFilters) -> None:
     maker = Maker(seed=92)
     expressions = sorted({maker.expression() for _ in range(6000)})
     found = differences(expressions, apache)

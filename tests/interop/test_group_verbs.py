@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.cluster.command import Command
 from tests.kit.cluster.group_command import (
     GROUP,
-    Neve,
     a_deleted_group_is_gone,
     fill,
     is_told,
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.servers
 def test_apache_groups_are_shown_like_neve_groups(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with ApacheServer(tmp_path, heap="512m", quick=True) as apache:
         fill(apache.namesrv)
-        neve = Neve(apache.namesrv, capfd)
+        neve = Command("group", capfd, "-n", apache.namesrv)
         is_told(neve)
         assert all(row["cold"] is None for row in neve.json("lag", GROUP))
         reset_does_what_it_shows(neve, apache.namesrv)

@@ -11,7 +11,7 @@ from bench.wire import Client
 from broker.ha.epoch_file import FILE_NAME, encode_entries
 from broker.ha.ha_client import Target
 from tests.interop.controlled_set import TOPIC, broker_set, controller, in_sync, may_send, name_server
-from tests.kit.broker.ha_member import B, Member
+from tests.kit.broker.ha_member import B, HaMember
 from tests.kit.clock.waiting import until, wait_until
 from tests.kit.server.apache import ApacheMember
 from tests.kit.server.neve import Serving
@@ -34,13 +34,13 @@ def log_of(master: ApacheMember) -> bytes:
     return b"".join(path.read_bytes() for path in files)
 
 
-def has_all(slave: Member, master: ApacheMember) -> bool:
+def has_all(slave: HaMember, master: ApacheMember) -> bool:
     """Return whether the local log equals the master's log, with nothing above its end."""
     theirs, end = log_of(master), slave.store.max_physical_offset
     return end > 0 and not any(theirs[end : end + 8])
 
 
-def own_log(slave: Member) -> bytes:
+def own_log(slave: HaMember) -> bytes:
     log, at = bytearray(), slave.store.min_physical_offset
     while True:
         at, data = slave.store.log_bytes(at, 1 << 62, 1 << 30, padding=True)
@@ -50,13 +50,13 @@ def own_log(slave: Member) -> bytes:
         at += len(data)
 
 
-def follow(slave: Member, master: ApacheMember, epoch: int) -> asyncio.Task[None]:
+def follow(slave: HaMember, master: ApacheMember, epoch: int) -> asyncio.Task[None]:
     host, _, port = master.ha.partition(":")
     target = Target(host=host, port=int(port), master_epoch=epoch, is_stock=True)
     return asyncio.create_task(slave.client().follow(target))
 
 
-async def caught_up(slave: Member, master: ApacheMember) -> None:
+async def caught_up(slave: HaMember, master: ApacheMember) -> None:
     await until(lambda: has_all(slave, master), "all of Apache's log", _CHANGE_S)
     end = slave.store.max_physical_offset
     assert own_log(slave)[:end] == log_of(master)[:end]
@@ -71,7 +71,7 @@ def becomes_master(server: Serving, master: ApacheMember) -> int:
 
 def test_apache_log_is_replicated_byte_by_byte_and_after_a_restart(tmp_path: Path) -> None:
     async def scenario(server: Serving, master: ApacheMember) -> None:
-        slave = Member(B, commit_log_file_size=FILE_SIZE)
+        slave = HaMember(B, commit_log_file_size=FILE_SIZE)
         epoch = await asyncio.to_thread(becomes_master, server, master)
         await asyncio.to_thread(send, master, 300)
         following = follow(slave, master, epoch)

@@ -10,7 +10,7 @@ import pytest
 
 from bench.wire import Client
 from tests.interop.in_flight import GROUP, InFlight
-from tests.interop.promoted import Pair, apache_alone
+from tests.interop.promoted import ApacheAndSlave, apache_alone
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.neve import NEVE, Serving
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.servers
 _S = 120.0
 
 
-def importing(pair: Pair, directory: Path) -> list[str]:
+def importing(pair: ApacheAndSlave, directory: Path) -> list[str]:
     return ["broker", *pair.settings("ASYNC_MASTER"), "--import-from", str(directory)]
 
 
-def refusal(pair: Pair, directory: Path, *options: str) -> str:
+def refusal(pair: ApacheAndSlave, directory: Path, *options: str) -> str:
     done = subprocess.run(
         [NEVE, *importing(pair, directory), *options], capture_output=True, text=True, timeout=_S, check=False
     )

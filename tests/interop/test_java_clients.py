@@ -17,7 +17,7 @@ import pytest
 from bench import jvm
 from bench.wire import ROUTE, SUCCESS, Client
 from infra.objects import minio
-from tests.interop.agent import FLAGS, Agent
+from tests.interop.agent import FLAGS, StockAgent
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.neve import NEVE, NeveServer
 from tests.kit.wire.admin_port import post_request
@@ -33,7 +33,7 @@ END_S = TAKE_S + 60
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentLine:
     status: str
     queue: int
     offset: int
@@ -42,7 +42,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class ReceivedLine:
     queue: int
     offset: int
     retries: int
@@ -70,20 +70,22 @@ class Clients:
         assert not [line for line in lines if line[0] == "FAILED"], lines
         return lines
 
-    def produce(self, topic: str, mode: str, count: int, prefix: str = "m") -> list[Sent]:
+    def produce(self, topic: str, mode: str, count: int, prefix: str = "m") -> list[SentLine]:
         rows = [line[1:] for line in self._lines("Produce", topic, mode, count, prefix) if line[0] == "SENT"]
-        return [Sent(s, int(q), int(o), uid, base64.b64decode(body)) for s, q, o, uid, body in rows]
+        return [SentLine(s, int(q), int(o), uid, base64.b64decode(body)) for s, q, o, uid, body in rows]
 
     def consume(
         self, group: str, topic: str, count: int, *, expression: str = "*", mode: str = "concurrent"
-    ) -> list[Got]:
+    ) -> list[ReceivedLine]:
         lines = self._lines("Consume", group, topic, expression, mode, count, TAKE_S)
         return [_got(line[1:]) for line in lines if line[0] == "GOT"]
 
 
-def _got(row: list[str]) -> Got:
+def _got(row: list[str]) -> ReceivedLine:
     queue, offset, retries, flag, tags, keys, colour, unique_id, body = row
-    return Got(int(queue), int(offset), int(retries), int(flag), tags, keys, colour, unique_id, base64.b64decode(body))
+    return ReceivedLine(
+        int(queue), int(offset), int(retries), int(flag), tags, keys, colour, unique_id, base64.b64decode(body)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +114,14 @@ def make_topic(server: NeveServer, name: str) -> None:
         wait_until(lambda: namesrv.invoke(ROUTE, {"topic": name}).code == SUCCESS, f"route of {name}")
 
 
-def assert_same(sent: list[Sent], got: list[Got], *, ids: bool = True) -> None:
+def assert_same(sent: list[SentLine], got: list[ReceivedLine], *, ids: bool = True) -> None:
     """Assert that the received messages are the acknowledged ones: queue, offset, id and bytes."""
     assert Counter((s.queue, s.offset, s.body) for s in sent) == Counter((g.queue, g.offset, g.body) for g in got)
     if ids:
         assert {(s.body, s.unique_id) for s in sent} == {(g.body, g.unique_id) for g in got}
 
 
-def assert_dense(sent: list[Sent]) -> None:
+def assert_dense(sent: list[SentLine]) -> None:
     offsets: dict[int, list[int]] = defaultdict(list)
     for one in sent:
         offsets[one.queue].append(one.offset)
@@ -180,7 +182,7 @@ def test_mqadmin_manages_topics_and_lists_the_cluster(server: NeveServer, tmp_pa
     """Each version creates its own topic, and finds it, its queues and the broker."""
     name = f"admin_{version.replace('.', '_')}"
     attributes = ["-a", "+reserve.time=720"] if version == jvm.SERVER else []  # 4.x does not have attributes.
-    with Agent(server.namesrv, version, tmp_path / "admin") as agent:
+    with StockAgent(server.namesrv, version, tmp_path / "admin") as agent:
         made = agent.admin("updateTopic", "-c", "DefaultCluster", "-t", name, "-r", "4", "-w", "4", *attributes)
         assert "success" in made, made
         assert name in agent.admin("topicList").split()

@@ -20,7 +20,7 @@ from bench.wire import SEND_V2, Client, send_ext
 from neve.client import sync
 from neve.remoting.codes import ResponseCode
 from tests.interop.in_transit import GROUP, LATER, MESSAGES, PAID, TOPIC, InTransit, Taking
-from tests.interop.promoted import FILE_SIZE, Pair, apache_alone, offsets_at
+from tests.interop.promoted import FILE_SIZE, ApacheAndSlave, apache_alone, offsets_at
 from tests.interop.steady import TOPIC as ORDERS
 from tests.interop.steady import Steady, assert_each_offset_once_acknowledged_and_consumed
 from tests.kit.clock.waiting import wait_until
@@ -44,10 +44,10 @@ def lines(block: str) -> list[str]:
     return [line.partition("   ")[0].strip() for line in block.splitlines()]
 
 
-class Operator:
+class MigrationOperator:
     """Executes the procedures of the page on one machine."""
 
-    def __init__(self, pair: Pair, directory: Path, other: str = "") -> None:
+    def __init__(self, pair: ApacheAndSlave, directory: Path, other: str = "") -> None:
         """Create an operator; `other` are the name servers of another cluster."""
         self._other = other
         self.pair, self.directory, self.conf = pair, directory, directory / "broker.conf"
@@ -135,7 +135,7 @@ class Operator:
 
 def test_promotion_procedure_of_the_page_works(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
-        operator = Operator(pair, pair.directory)
+        operator = MigrationOperator(pair, pair.directory)
         transit = InTransit(pair.namesrv, pair.master.broker)
         with Client(pair.master.broker) as client:
             client.create_topic(ORDERS, 2)
@@ -160,7 +160,7 @@ def _goes_on(transit: InTransit, namesrv: str, broker: str, home: Path) -> None:
     transit.assert_dead_letters_are_at(broker)
 
 
-def _move(operator: Operator, clients: Steady, transit: InTransit) -> None:
+def _move(operator: MigrationOperator, clients: Steady, transit: InTransit) -> None:
     pair = operator.pair
     conf, following = blocks("1")
     operator.write(conf)
@@ -203,7 +203,7 @@ def _move(operator: Operator, clients: Steady, transit: InTransit) -> None:
 
 def test_import_procedure_of_the_page_works(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
-        operator = Operator(pair, pair.directory)
+        operator = MigrationOperator(pair, pair.directory)
         transit = InTransit(pair.namesrv, pair.master.broker)
         with Client(pair.master.broker) as client:
             client.create_topic(ORDERS, 2)
@@ -234,7 +234,7 @@ def test_import_procedure_of_the_page_works(tmp_path: Path) -> None:
 
 def test_side_by_side_procedure_of_the_page_works(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
-        operator = Operator(pair, pair.directory)
+        operator = MigrationOperator(pair, pair.directory)
         transit = InTransit(pair.namesrv, pair.master.broker)
         conf, steps = blocks("7")
         operator.takes_apaches_own(conf)
@@ -281,7 +281,7 @@ def test_side_by_side_procedure_of_the_page_works(tmp_path: Path) -> None:
 def test_cluster_migration_procedure_of_the_page_works(tmp_path: Path) -> None:
     names = Serving(tmp_path, "namesrv", *settings_as_options({"listenPort": 0, "bindAddress": "127.0.0.1"}))
     with apache_alone(tmp_path / "old") as pair, names:
-        operator = Operator(pair, pair.directory, names.namesrv)
+        operator = MigrationOperator(pair, pair.directory, names.namesrv)
         transit = InTransit(pair.namesrv, pair.master.broker)
         conf, steps = blocks("8")
         operator.write(conf)

@@ -26,7 +26,7 @@ from infra.objects.open import open_store
 from neve import archive
 from neve import spark as neve_spark
 from neve.remoting.body import TopicRouteData, loads_as
-from tests.interop.steady import TOPIC, Row, Steady, assert_each_offset_once_acknowledged_and_consumed
+from tests.interop.steady import TOPIC, PlacedMessage, Steady, assert_each_offset_once_acknowledged_and_consumed
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.apache import mqadmin
 from tests.kit.server.neve import Serving, settings_as_options
@@ -63,7 +63,7 @@ class NameServer(Serving):
         return {each.broker_name for each in loads_as(answer.body, TopicRouteData).queue_datas if each.perm & 2}
 
 
-class Broker(Serving):
+class NamedBroker(Serving):
     """A `neve broker` with its own name; several share a bucket."""
 
     def __init__(self, name: str, directory: Path, namesrvs: str, store: str) -> None:
@@ -87,15 +87,15 @@ class Broker(Serving):
         self.post("/archive/offload?roll=1&evict=1")
 
 
-class Cluster:
+class GrowingCluster:
     def __init__(self, home: Path, store: str) -> None:
         self._home, self.store = home, store
         self.namesrvs = [NameServer(home / f"ns{number}") for number in range(2)]
         self.addresses = ";".join(each.at for each in self.namesrvs)
-        self.brokers: dict[str, Broker] = {}
+        self.brokers: dict[str, NamedBroker] = {}
 
-    def add(self, name: str) -> Broker:
-        broker = self.brokers[name] = Broker(name, self._home / name, self.addresses, self.store).start()
+    def add(self, name: str) -> NamedBroker:
+        broker = self.brokers[name] = NamedBroker(name, self._home / name, self.addresses, self.store).start()
         broker.create_topic()
         wait_until(lambda: all(name in each.brokers_of(TOPIC) for each in self.namesrvs), f"route to {name}")
         return broker
@@ -106,12 +106,12 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GrowingCluster]:
     with minio.running(tmp_path / "minio") as store:
         minio.create_bucket(store, "shared")
         for key, value in store.environment.items():
             monkeypatch.setenv(key, value)
-        cluster = Cluster(tmp_path, store.url("shared"))
+        cluster = GrowingCluster(tmp_path, store.url("shared"))
         try:
             for each in cluster.namesrvs:
                 each.start()
@@ -124,7 +124,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_acknowledged_messages_survive_added_stopped_and_killed_servers(
-    cluster: Cluster, version: str, tmp_path: Path
+    cluster: GrowingCluster, version: str, tmp_path: Path
 ) -> None:
     first, second = cluster.namesrvs
     with Steady(cluster.addresses, version, tmp_path / "client") as steady:
@@ -158,7 +158,7 @@ def go_on(steady: Steady, brokers: str, count: int = STEP) -> None:
     steady.go_on(brokers, count)
 
 
-def scale_in(cluster: Cluster, steady: Steady, home: Path) -> None:
+def scale_in(cluster: GrowingCluster, steady: Steady, home: Path) -> None:
     """Remove a broker like an operator: stop writes, wait for the consumers, archive, stop."""
     leaving = cluster.brokers["a"]
     said = mqadmin(cluster.addresses, "wipeWritePerm", "-b", "a", home=home / "admin")
@@ -175,7 +175,7 @@ def scale_in(cluster: Cluster, steady: Steady, home: Path) -> None:
     go_on(steady, "bc")
 
 
-def assert_archived(store: str, acked: list[Row]) -> None:
+def assert_archived(store: str, acked: list[PlacedMessage]) -> None:
     """Assert that the journals of three brokers under one prefix form the complete topic, without a running broker."""
     reader = archive.open(open_store(store))
     found = set()
@@ -183,16 +183,16 @@ def assert_archived(store: str, acked: list[Row]) -> None:
         topic = reader.topic(TOPIC, broker)
         for queue in topic.queues():
             for record in topic.read(queue):
-                found.add(Row(int(record.properties["KEYS"]), broker, queue, record.queue_offset))
+                found.add(PlacedMessage(int(record.properties["KEYS"]), broker, queue, record.queue_offset))
     assert set(acked) <= found
     if SOAK:
         assert seen_by_spark(store) == found
 
 
-def seen_by_spark(store: str) -> set[Row]:
+def seen_by_spark(store: str) -> set[PlacedMessage]:
     spark = neve_spark.session(store, master="local[2]", conf={"spark.ui.enabled": "false"})
     try:
         rows = neve_spark.read_topic(spark, TOPIC, store=store).collect()
     finally:
         spark.stop()
-    return {Row(int(row["keys"][0]), row["broker"], row["queue_id"], row["queue_offset"]) for row in rows}
+    return {PlacedMessage(int(row["keys"][0]), row["broker"], row["queue_id"], row["queue_offset"]) for row in rows}

@@ -73,7 +73,7 @@ def queues_of(member: Broker, topic: str) -> int | None:
     return int(json.loads(answer.body)["writeQueueNums"]) if answer.code == 0 else None
 
 
-class Sent:
+class NumberedSends:
     """The acknowledged messages, in order."""
 
     def __init__(self, brokers: MixedSet) -> None:
@@ -109,7 +109,7 @@ class Sent:
 def test_neve_set_fails_over_under_apaches_controller(tmp_path: Path) -> None:
     with MixedSet(tmp_path, neves=2) as brokers:
         create_topic(brokers)
-        sent, first = Sent(brokers), brokers.master
+        sent, first = NumberedSends(brokers), brokers.master
         sent.go_on(50)
         first.kill()
         second = brokers.master_after(first)
@@ -132,7 +132,7 @@ def test_set_survives_a_killed_leader_of_apaches_controllers(
 ) -> None:
     with MixedSet(tmp_path, neves=2, controllers=3) as brokers:
         create_topic(brokers)
-        sent, first = Sent(brokers), brokers.master
+        sent, first = NumberedSends(brokers), brokers.master
         sent.go_on(20)
         leader = brokers.leader
         leader.kill()
@@ -151,7 +151,7 @@ def test_set_elects_a_master_after_a_kill_of_all_members_and_controller(tmp_path
     """The controller mistakes the restarted master for the running one, and would not hold an election."""
     with MixedSet(tmp_path, neves=2) as brokers:
         create_topic(brokers)
-        sent = Sent(brokers)
+        sent = NumberedSends(brokers)
         sent.go_on(20)
         epoch = brokers.told()["masterEpoch"]
         (controller,) = brokers.controllers
@@ -179,7 +179,7 @@ def test_mixed_set_switches_between_neve_and_apache_masters_without_loss(tmp_pat
         apache, one, other = brokers.members
         assert brokers.master is apache
         create_topic(brokers)
-        sent = Sent(brokers)
+        sent = NumberedSends(brokers)
         sent.go_on(50)
         assert_same_logs(apache, one, other)
         for next_master in (one, apache, other, one, apache):
@@ -200,7 +200,7 @@ def test_mixed_set_keeps_messages_topics_and_groups_in_failovers(
     with MixedSet(tmp_path, neves=2, apaches=1, controllers=controllers, under=under) as brokers:
         apache = brokers.members[0]
         create_topic(brokers)
-        sent = Sent(brokers)
+        sent = NumberedSends(brokers)
         sent.go_on(50)
         with Client(apache.broker) as client:
             client.ask(_UPDATE_GROUP, {}, json.dumps({"groupName": GROUP}).encode())
@@ -245,7 +245,7 @@ def test_mqadmin_commands_print_the_state_of_a_mixed_set(tmp_path: Path) -> None
         apache, one, other = brokers.members
         ids = {member.broker: brokers.id_of(member) for member in brokers.members}
         create_topic(brokers)
-        sent = Sent(brokers)
+        sent = NumberedSends(brokers)
         sent.go_on(10)
         assert_same_logs(apache, one, other)
         follower = next(each for each in brokers.controllers if each is not brokers.leader)
@@ -335,7 +335,7 @@ def test_pending_messages_survive_a_change_between_neve_and_apache_master(tmp_pa
     with MixedSet(tmp_path, neves=1, apaches=1) as brokers:
         apache, neve = brokers.members
         create_topic(brokers)
-        sent = Sent(brokers)
+        sent = NumberedSends(brokers)
         for former, following in ((apache, neve), (neve, apache)):
             name = b"apache" if former is apache else b"neve"
             sent.go_on(5)

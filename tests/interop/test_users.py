@@ -22,7 +22,7 @@ _ON = {"authenticationEnabled": "true", "authorizationEnabled": "true", "initAut
 _INNER = '{"accessKey":"root","secretKey":"root-secret"}'
 
 
-class Shell:
+class UserCommands:
     """Runs commands as root, unless another user signs."""
 
     def __init__(self, namesrv: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,10 +49,10 @@ class Shell:
 @pytest.fixture(params=["neve", pytest.param("apache", marks=pytest.mark.servers)])
 def shell(
     request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Shell]:
+) -> Iterator[UserCommands]:
     with ExitStack() as stack:
         if request.param == "neve":
-            yield Shell(stack.enter_context(NeveServer(tmp_path, settings=_ON)).namesrv, capfd, monkeypatch)
+            yield UserCommands(stack.enter_context(NeveServer(tmp_path, settings=_ON)).namesrv, capfd, monkeypatch)
             return
         providers = {
             "authenticationProvider": _PROVIDER.format("authentication", "Default", "Authentication"),
@@ -62,16 +62,16 @@ def shell(
             "innerClientAuthenticationCredentials": _INNER,
         }
         apache = stack.enter_context(ApacheServer(tmp_path, heap="512m", settings={**_ON, **providers}, quick=True))
-        yield Shell(apache.namesrv, capfd, monkeypatch)
+        yield UserCommands(apache.namesrv, capfd, monkeypatch)
         apache.kill()
 
 
-def users(shell: Shell) -> list[str]:
+def users(shell: UserCommands) -> list[str]:
     """Return the users, except the one with which neve's servers sign requests to each other."""
     return [row["user"] for row in shell.rows("user", "list") if row["user"] != "neve.inner"]
 
 
-def test_users_and_policies_are_managed_on_all_servers(shell: Shell, tmp_path: Path) -> None:
+def test_users_and_policies_are_managed_on_all_servers(shell: UserCommands, tmp_path: Path) -> None:
     assert users(shell) == ["root"]
     shell("user", "create", "alice", "--password-file", "-", stdin="alice-secret\n")
     shell("user", "create", "alice", "--password-file", "-", stdin="other\n", code=CONFLICT)
@@ -117,6 +117,6 @@ def test_cluster_without_authentication_is_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with NeveServer(tmp_path) as neve:
-        shell = Shell(neve.namesrv, capfd, monkeypatch)
+        shell = UserCommands(neve.namesrv, capfd, monkeypatch)
         shell("user", "list", code=1)
         assert "set authenticationEnabled=true on each" in shell.said

@@ -1,19 +1,20 @@
 """Invariants that hold after each start and at the end of every history.
 
-1. Every message that was acknowledged as durable, has not expired and was not deleted is in at least one tier. 2. Both
-tiers have it byte for byte. 3. No (topic, queue, offset) holds two messages, no CommitLog offset is assigned twice
-(`model.Model.put`). 4. The archive tiles each queue: no overlap, and each hole is recorded as a gap
-(`model.Bucket.check_tiles`); no offset
-   is both in an object and in a gap.
-5. A queue's minimum never decreases, except to a message restored from an older copy (`model.Model.tell_minimum`). 6.
-Nothing is deleted before its time (`model.Bucket.may_delete`). 7. A fenced writer changes nothing
-(`model.Bucket.follow`, `world.World._fork`). 8. Entry 0 and each checkpoint lead to the same catalog. 9. Eviction
-removes only archived or expired messages (`model.Model.evicted`). 10. A superseded process or a reader at any position
-of the journal has applied all entries below that position
-    (`check_position`), even if they were deleted since; at the end an independent `verify` finds nothing.
-11. A name is forgotten once no remaining data has one of its offsets (`model.Bucket._forget`, `model.Model.forget`).
+1. Every message that was acknowledged as durable, has not expired and was not deleted is in at least one tier.
+2. Both tiers have it byte for byte.
+3. No (topic, queue, offset) holds two messages, no CommitLog offset is assigned twice (`StorageModel.put`).
+4. The archive tiles each queue: no overlap, and each hole is recorded as a gap (`JournalModel.check_tiles`).
+   No offset is both in an object and in a gap.
+5. A queue's minimum never decreases, except to a message restored from an older copy (`StorageModel.tell_minimum`).
+6. Nothing is deleted before its time (`JournalModel.may_delete`).
+7. A fenced writer changes nothing (`JournalModel.follow`, `StorageWorld._fork`).
+8. Entry 0 and each checkpoint lead to the same catalog.
+9. Eviction removes only archived or expired messages (`StorageModel.evicted`).
+10. A superseded process or a reader at any position of the journal has applied all entries below that position
+    (`check_position`), even if they were deleted since. At the end an independent `verify` finds nothing.
+11. A name is forgotten once no remaining data has one of its offsets (`JournalModel._forget`, `StorageModel.forget`).
 12. Neither tier returns messages that a certificate names as erased, for any request (`check_erased`,
-    `model.Model.saw`); a reader of the local log skips no other messages.
+    `StorageModel.saw`). A reader of the local log skips no other messages.
 13. No start executes a change of the metadata log that a foreign master wrote.
 """
 
@@ -39,10 +40,10 @@ from tests.simulation.traffic import ERASED_KEY
 from tiered.journal.checkpoints import CHECKPOINTS_KEPT
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import StorageWorld
 
 
-def check(world: World) -> None:
+def check(world: StorageWorld) -> None:
     """Check that exactly the live messages can be read."""
     foreign.check_tables(world.process.broker)
     model, bucket = world.model, world.bucket
@@ -64,7 +65,7 @@ def check(world: World) -> None:
     _check_catalogs(world)
 
 
-def check_erased(world: World) -> None:
+def check_erased(world: StorageWorld) -> None:
     """Check that no read of the local log returns an erased message: by physical offset, by key or by queue offset."""
     store, given, by_number = world.process.store, world.model.given, world.model.by_number
     for place in world.model.certified:
@@ -82,7 +83,7 @@ def check_erased(world: World) -> None:
             assert not is_it, f"{place} was erased, and is returned by its key"
 
 
-def _check_covered(world: World) -> None:
+def _check_covered(world: StorageWorld) -> None:
     """Check that a complete certificate covers all messages with the key, also unarchived ones of deleted topics."""
     store, model = world.process.store, world.model
     covered = [model.by_number[number] for number in sorted(model.unreadable)]
@@ -95,7 +96,7 @@ def _check_covered(world: World) -> None:
         assert not found, f"{topic}: a complete certificate covers {len(found)} messages that are returned by their key"
 
 
-def _read_hot(world: World, topic: str, queue: int) -> set[int]:
+def _read_hot(world: StorageWorld, topic: str, queue: int) -> set[int]:
     store = world.process.store
     found: set[int] = set()
     offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
@@ -121,7 +122,7 @@ def _read_hot(world: World, topic: str, queue: int) -> set[int]:
     return found
 
 
-def _check_cold(world: World, message: Message) -> None:
+def _check_cold(world: StorageWorld, message: Message) -> None:
     where = f"{message.topic}/{message.queue}/{message.offset}, message {message.number}"
     found = world.process.journal.catalog.find(message.topic, message.queue, message.offset)
     assert isinstance(found, Location), f"{where} is in neither tier: {found}"
@@ -129,7 +130,7 @@ def _check_cold(world: World, message: Message) -> None:
     assert rows[message.queue, message.offset] == message.record, f"{where} is not what was sent"
 
 
-def _check_catalogs(world: World) -> None:
+def _check_catalogs(world: StorageWorld) -> None:
     """Compare the catalogs, including the broker's own if it has read the whole journal."""
     entries, objects = world.bucket.entries, world.bucket_store.objects
     whole = Catalog()
@@ -167,7 +168,7 @@ def _check_catalogs(world: World) -> None:
         assert _in_order(state_of(mine, BROKER)) == expected, "the broker's catalog is another one"
 
 
-def check_position(world: World, catalog: Catalog) -> None:
+def check_position(world: StorageWorld, catalog: Catalog) -> None:
     """Check that the state equals the sum of the entries below its position."""
     entries = world.bucket.entries
     assert catalog.next_seq <= len(entries), f"entry {catalog.next_seq - 1} was never appended"
@@ -178,7 +179,7 @@ def check_position(world: World, catalog: Catalog) -> None:
     assert _in_order(state_of(catalog, BROKER)) == expected, f"entries before {catalog.next_seq} give another state"
 
 
-def check_as_a_stranger(world: World) -> None:
+def check_as_a_stranger(world: StorageWorld) -> None:
     """Check the view of a reader that knows only the bucket."""
     source = world.quiet_store()
     catalog = read_catalog(source, BROKER)

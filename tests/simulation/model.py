@@ -74,7 +74,7 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @dataclass
-class Bucket:
+class JournalModel:
     """The content of the journal's entries, by an independent interpreter."""
 
     entries: list[AnyEntry] = field(default_factory=list)
@@ -335,7 +335,7 @@ def _places(names: Iterable[CommittedObject]) -> set[tuple[str, int, int]]:
     }
 
 
-class Model:
+class StorageModel:
     def __init__(self) -> None:
         self.live: dict[Place, dict[int, Message]] = {}
         self.given: dict[tuple[str, int, int], int] = {}  # (topic, queue, offset) -> number
@@ -377,7 +377,7 @@ class Model:
         )
         assert number > self.deleted_at.get(topic, 0), f"{topic}/{queue}/{offset}: deleted message {number} is back"
 
-    def lose(self, end: int, bucket: Bucket, *, keep_names: bool) -> list[Message]:
+    def lose(self, end: int, bucket: JournalModel, *, keep_names: bool) -> list[Message]:
         """Record that the local log ends at `end` now; with `keep_names` the lost offsets must not be reused."""
         archived = bucket.archived()
         lost = []
@@ -408,7 +408,7 @@ class Model:
     def certify(self, told: Iterable[tuple[str, int, int]]) -> None:
         self.certified |= set(told)
 
-    def evicted(self, below: int, bucket: Bucket, expired: Callable[[Message], bool]) -> None:
+    def evicted(self, below: int, bucket: JournalModel, expired: Callable[[Message], bool]) -> None:
         """Record that the local log begins there now: messages below must be archived or expired."""
         archived = bucket.archived()
         for place, held in self.live.items():
@@ -456,7 +456,9 @@ class Model:
         self.told = {place: minimum for place, minimum in self.told.items() if place in known}
         self.certified = {place for place in self.certified if place[:2] in known}
 
-    def tell_minimum(self, place: Place, minimum: int, bucket: Bucket, expired: Callable[[Message], bool]) -> None:
+    def tell_minimum(
+        self, place: Place, minimum: int, bucket: JournalModel, expired: Callable[[Message], bool]
+    ) -> None:
         before = self.told.get(place, 0)
         assert minimum >= before or bucket.came_back(place, minimum), (
             f"{place}: the minimum went back from {before} to {minimum}"

@@ -16,10 +16,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.simulation.messaging.world import World as MessagingWorld
-from tests.simulation.replicas.world import World as ReplicasWorld
-from tests.simulation.world import Violation
-from tests.simulation.world import World as StorageWorld
+from tests.simulation.messaging.world import MessagingWorld
+from tests.simulation.replicas.world import ReplicasWorld
+from tests.simulation.world import BrokenInvariant, StorageWorld
 
 STORAGE, MESSAGING, REPLICAS = "storage", "messaging", "replicas"
 WORLDS = (STORAGE, MESSAGING, REPLICAS)
@@ -70,7 +69,7 @@ def tell(world: str, first: int, end: int) -> tuple[dict[str, int], dict[int, st
             history = MessagingWorld(seed) if world == MESSAGING else ReplicasWorld(seed)
         try:
             history.run()
-        except Violation as violation:
+        except BrokenInvariant as violation:
             broken[seed] = str(violation)
         steps.update(history.counts)
     return dict(steps), broken

@@ -20,21 +20,21 @@ from lifecycle.hot_erasure import HotErasure, Row
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Topic
 from tests.simulation import traffic
-from tests.simulation.world import TOPICS, Violation, World
+from tests.simulation.world import TOPICS, BrokenInvariant, StorageWorld
 from tiered.journal.tail import JournalTail
 
 SEEDS = range(24)
 STEPS = 40
 
 
-class Sleepers(World):
+class Sleepers(StorageWorld):
     """A world of superseded processes that wake after the journal was truncated."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {self._puts: 10, self._offload: 4, self._fork: 6}
 
 
-class Buried(World):
+class Buried(StorageWorld):
     """A world in which a topic is deleted, recreated and forgotten, at times while the names of a round are open."""
 
     def steps(self) -> dict[Callable[[], None], int]:
@@ -61,14 +61,14 @@ class Buried(World):
         self._retention()
 
 
-class Erasers(World):
+class Erasers(StorageWorld):
     """A world in which an operator erases messages from a log that keeps its segments."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {self._puts: 10, self._offload: 2, self._erase: 6, self._arm: 2, self._power_off: 4, self._ttl: 1}
 
 
-class ErasersOfDeleted(World):
+class ErasersOfDeleted(StorageWorld):
     """A world of erasures from a topic that is deleted and recreated, at times with unreadable queue files."""
 
     def steps(self) -> dict[Callable[[], None], int]:
@@ -82,28 +82,28 @@ class ErasersOfDeleted(World):
         }
 
 
-class FailingHides(World):
+class FailingHides(StorageWorld):
     """A world in which messages are archived before a start, so that an erasure must look up their queues to hide."""
 
     def steps(self) -> dict[Callable[[], None], int]:
         return {self._puts: 3, self._offload_all: 4, self._erase: 6, self._power_off: 4}
 
 
-def first_found(world: type[World], seeds: Iterable[int]) -> Violation | None:
+def first_found(world: type[StorageWorld], seeds: Iterable[int]) -> BrokenInvariant | None:
     for seed in seeds:
         try:
             world(seed).run(STEPS)
-        except Violation as violation:
+        except BrokenInvariant as violation:
             return violation
     return None
 
 
 @pytest.mark.parametrize("world", [Sleepers, Buried, Erasers, ErasersOfDeleted, FailingHides])
-def test_worlds_with_correct_rules_break_no_invariant(world: type[World]) -> None:
+def test_worlds_with_correct_rules_break_no_invariant(world: type[StorageWorld]) -> None:
     assert first_found(world, SEEDS) is None
 
 
-class Followers(World):
+class Followers(StorageWorld):
     """A world in which foreign masters write into the log."""
 
     def steps(self) -> dict[Callable[[], None], int]:

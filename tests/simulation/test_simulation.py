@@ -7,24 +7,24 @@ import re
 import pytest
 
 from tests.simulation.model import Message
-from tests.simulation.world import Violation, World
+from tests.simulation.world import BrokenInvariant, StorageWorld
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_histories_keep_all_invariants(first: int) -> None:
     for seed in range(first, first + 10):
-        World(seed).run()
+        StorageWorld(seed).run()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_histories_keep_all_invariants_with_the_real_encoder(seed: int) -> None:
-    World(seed, real_worker=True).run(60)
+    StorageWorld(seed, real_worker=True).run(60)
 
 
 def test_seed_determines_the_history() -> None:
     told = []
     for _ in range(2):
-        world = World(7)
+        world = StorageWorld(7)
         world.run()
         told.append(re.sub(r"[0-9a-f]{32,}", "", "\n".join(world.history)))
     assert told[0] == told[1]
@@ -35,5 +35,5 @@ def test_violation_names_the_seed_and_the_last_steps(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         Message, "end", property(lambda message: message.physical + len(message.record) + 1_000_000), raising=True
     )
-    with pytest.raises(Violation, match=r"(?s)seed 3: .*the last steps:.*put 1 "):
-        World(3).run()
+    with pytest.raises(BrokenInvariant, match=r"(?s)seed 3: .*the last steps:.*put 1 "):
+        StorageWorld(3).run()

@@ -15,10 +15,10 @@ from tests.simulation.model import Message
 ERASED_KEY = "who"
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import StorageWorld
 
 
-def put(world: World, topic: str, queue: int) -> None:
+def put(world: StorageWorld, topic: str, queue: int) -> None:
     """Store an unusual or an ordinary message; create the topic if it does not exist."""
     process, model = world.process, world.model
     if process.broker.topics.select(topic) is None:

@@ -134,7 +134,7 @@ class _Group:
         self.positions = np.cumsum([0, *map(len, records)])
 
 
-class QuickWorker:
+class SimulatedWorker:
     """A worker whose objects are lists of rows, with the same interface and the same failures as the real one."""
 
     upload_waited = starved = 0.0
@@ -226,7 +226,7 @@ def _nothing_hangs() -> None:
     raise AssertionError("what is under way has ended before it is waited for")
 
 
-AnyWorker = InProcessWorker | QuickWorker
+AnyWorker = InProcessWorker | SimulatedWorker
 
 
 def is_taken_over(merge: Merge, row: Row) -> bool:

@@ -34,9 +34,9 @@ from tests.kit.store.sim_disk import SimDisk
 from tests.simulation import invariants, traffic
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.messaging import foreign
-from tests.simulation.model import Bucket, Message, Model
+from tests.simulation.model import JournalModel, Message, StorageModel
 from tests.simulation.process import BROKER, Killed, Process, outside, queues_of
-from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker, Row
+from tests.simulation.workers import AnyWorker, InProcessWorker, Row, SimulatedWorker
 from tiered.journal.errors import Fenced
 
 TOPICS = ("orders", "payments", "%RETRY%group", "käse|1")
@@ -61,7 +61,7 @@ JOB_ERRORS = (ObjectStoreError, Fenced, ClocksDisagree, FailpointError, StoreErr
 TOLD_STEPS = 60
 
 
-class Violation(AssertionError):
+class BrokenInvariant(AssertionError):
     """An invariant does not hold; the text has the seed and the history's last steps."""
 
 
@@ -74,7 +74,7 @@ class Backup:
     deletions: int
 
 
-class World:
+class StorageWorld:
     def __init__(self, seed: int, *, real_worker: bool = False) -> None:
         self.seed, self.random = seed, random.Random(seed)
         self.real_worker = real_worker
@@ -84,7 +84,7 @@ class World:
         self.bucket_store.deleting = self._deleting
         self.disk = SimDisk(seed=seed)
         self.config = self._make_config()
-        self.model, self.bucket = Model(), Bucket(forgotten=self._forgotten)
+        self.model, self.bucket = StorageModel(), JournalModel(forgotten=self._forgotten)
         self.reader: Catalog | None = None  # A reader that resumes at its position from time to time.
         self.history: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -132,12 +132,12 @@ class World:
         logging.disable(logging.CRITICAL)
         try:
             self._tell_all(steps)
-        except Violation:
+        except BrokenInvariant:
             raise
         except Exception as error:
             told = "\n  ".join(self.history[-TOLD_STEPS:])
             text = f"seed {self.seed}: {type(error).__name__}: {error}\nthe last steps:\n  {told}"
-            raise Violation(text) from error
+            raise BrokenInvariant(text) from error
         finally:
             failpoint.disarm()
             logging.disable(logging.NOTSET)
@@ -687,7 +687,7 @@ class World:
         return self._worker_of(self.bucket_store)
 
     def _worker_of(self, store: FaultyStore) -> AnyWorker:
-        kind = InProcessWorker if self.real_worker else QuickWorker
+        kind = InProcessWorker if self.real_worker else SimulatedWorker
         return kind(self.disk, store, self._ending)
 
     def _ending(self, waiting: int) -> list[int]:

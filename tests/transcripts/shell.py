@@ -42,7 +42,7 @@ _CHANGING: Sequence[tuple[str, str]] = (
 )
 
 
-class Step(NamedTuple):
+class CommandLine(NamedTuple):
     """A command line. `{name}` is replaced by the value that an earlier step's `keep` found."""
 
     line: str
@@ -67,7 +67,7 @@ class Shell:
         self._capfd, self._names = capfd, names
         self._lines: list[str] = []
 
-    def type(self, step: Step) -> None:
+    def type(self, step: CommandLine) -> None:
         code, out, err = self._run(step)
         if step.until:
             seen = [(code, out, err)]
@@ -95,7 +95,7 @@ class Shell:
         self._lines += [f"[{code}]"] * (code != 0)
         self._lines.append("")
 
-    def _run(self, step: Step) -> tuple[int, str, str]:
+    def _run(self, step: CommandLine) -> tuple[int, str, str]:
         line = re.sub(r"\{(\w+)\}", lambda name: self._names[name[1]], step.line)
         _, *words = shlex.split(line)
         kept = os.dup(0)
@@ -111,7 +111,7 @@ class Shell:
         out, err = self._capfd.readouterr()
         return code, out, err
 
-    def _shown(self, text: str, step: Step) -> list[str]:
+    def _shown(self, text: str, step: CommandLine) -> list[str]:
         for name, value in sorted(self._names.items(), key=lambda item: -len(item[1])):
             text = text.replace(value, f"{{{name}}}")
         for pattern, name in _CHANGING:

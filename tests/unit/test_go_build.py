@@ -27,10 +27,10 @@ def test_build_is_announced_before_it_starts(
     program = dataclasses.replace(minio.PROGRAM, binary="no-such-server")
     with pytest.raises(ServerMissing, match="`no-such-server` is not on PATH"), running(program, tmp_path):
         pass
-    built = go_build.ensure("no-such-server", go_build.Source("example.org/no-such-server"))
+    built = go_build.ensure("no-such-server", go_build.GoPackage("example.org/no-such-server"))
     assert built == tmp_path / "cache" / "neve" / "bin" / "no-such-server"
     said = capfd.readouterr().err
     assert said.startswith("building no-such-server")
     assert "some minutes, once" in said
-    assert go_build.ensure("no-such-server", go_build.Source("")) == built
+    assert go_build.ensure("no-such-server", go_build.GoPackage("")) == built
     assert capfd.readouterr().err == ""

@@ -33,7 +33,7 @@ from neve.archive.format.keys import checkpoint_key, data_key, journal_key
 from neve.archive.rows.schema import ObjectFacts
 from tests.kit.archive.checkpoints import put_checkpoint
 from tests.kit.archive.records import TOPIC
-from tests.kit.archive.sealed_objects import SMALL, Log
+from tests.kit.archive.sealed_objects import SMALL, SealedLog
 from tiered.write.compactor import Input, compact
 
 T0 = 1_767_225_600_000
@@ -49,7 +49,7 @@ class ArchiveAtRandom:
         self.store, self.broker, self.checkpoints = store, broker, checkpoints
         self.random = random.Random(f"{broker}{seed}")
         directory.mkdir()
-        self.log, self.seq, self.catalog = Log(directory, seed), 0, Catalog()
+        self.log, self.seq, self.catalog = SealedLog(directory, seed), 0, Catalog()
         self.inputs: dict[str, Path] = {}  # key -> the object on this disk
         self.replaced: set[str] = set()  # Removed data, which never come back.
         self.round = self.rewrite = 0

@@ -24,7 +24,7 @@ CUT = "%RETRY%" + "%" * 120  # too long for an object key
 TOPICS = [*(f"topic-{number:02}" for number in range(30)), CUT]
 
 
-class Journal:
+class GrowingJournal:
     """Entries of one broker in a store, and the catalog that results from them."""
 
     def __init__(self) -> None:

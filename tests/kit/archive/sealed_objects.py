@@ -19,7 +19,7 @@ SMALL = GroupSizes(2000, 500)
 Sealed = dict[tuple[int, int], bytes]  # (queue, offset) -> record
 
 
-class Log:
+class SealedLog:
     """A sequence of records, and objects made of them."""
 
     def __init__(self, directory: Path, seed: int = 1) -> None:

@@ -28,7 +28,7 @@ from tests.kit.broker.ha_session import hello
 A, B = 1, 2
 
 
-class Master:
+class MasterEnd:
     """A master's session with its log, and the frames that a slave would read."""
 
     def __init__(

@@ -44,7 +44,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         runner.run(bounded())
 
 
-class Member:
+class HaMember:
     """A broker's log and epochs, with the master's or the slave's end of the stream."""
 
     def __init__(self, member_id: int, disk: SimDisk | None = None, **changes: Any) -> None:
@@ -153,7 +153,7 @@ class Member:
         )
 
     @asynccontextmanager
-    async def follows(self, master: Member, epoch: int, client: HaClient | None = None) -> AsyncIterator[HaClient]:
+    async def follows(self, master: HaMember, epoch: int, client: HaClient | None = None) -> AsyncIterator[HaClient]:
         assert master.service is not None
         made = client or self.client()
         task = asyncio.create_task(made.follow(Target(host="127.0.0.1", port=master.service.port, master_epoch=epoch)))
@@ -179,14 +179,14 @@ class Member:
     async def following(self, master_epoch: int) -> None:
         self.followed = master_epoch
 
-    def has_all_of(self, master: Member) -> bool:
+    def has_all_of(self, master: HaMember) -> bool:
         return self.store.max_physical_offset == master.store.max_physical_offset
 
-    def restarted(self) -> Member:
+    def restarted(self) -> HaMember:
         """Return the member after the end of its process."""
         self.store.abandon()
         self.disk.kill()
-        again = Member(self.id, self.disk)
+        again = HaMember(self.id, self.disk)
         again.confirmed_to, again.followed = self.confirmed_to, self.followed
         return again
 

@@ -25,7 +25,7 @@ class Taken(NamedTuple):
 
 
 @dataclass
-class Member:
+class PopMember:
     broker: BrokerController
     connection: Connection
     topic: str = "t"

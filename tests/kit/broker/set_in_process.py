@@ -28,7 +28,7 @@ from tests.kit.server.processes import free_ports
 DEADLINE_S = 60
 
 
-class Member:
+class BrokerMember:
     """One broker of the set; it may stop and start again on the same port and directory."""
 
     def __init__(self, root: Path, controller: str, settings: tuple[str, ...]) -> None:
@@ -84,21 +84,21 @@ class Member:
 class Set:
     """A broker set, usually of three members."""
 
-    def __init__(self, members: list[Member], controller: ControllerManager) -> None:
+    def __init__(self, members: list[BrokerMember], controller: ControllerManager) -> None:
         self.members, self.controller = members, controller
 
-    async def master(self) -> Member:
+    async def master(self) -> BrokerMember:
         """Wait for a master, and return it."""
         await until(lambda: any(member.leads for member in self.members), "a member leads")
         return next(member for member in self.members if member.leads)
 
-    async def slaves(self) -> list[Member]:
+    async def slaves(self) -> list[BrokerMember]:
         """Wait until all members are in sync; return the slaves."""
         master = await self.master()
         await until(lambda: self.in_sync(master) == len(self.members), "all are in sync")
         return [member for member in self.members if member is not master]
 
-    def in_sync(self, master: Member) -> int:
+    def in_sync(self, master: BrokerMember) -> int:
         """Return the number of in-sync members, as the master knows it."""
         confirming = master.replicas.member.confirming
         return 0 if confirming is None else len(confirming.sync_state_set.members)
@@ -115,7 +115,7 @@ async def broker_set(
     controller = ControllerManager(config, SystemClock(), disk, *register_of(config, disk))
     await controller.start()
     of_set = (f"replication={replication}", *settings, *security)
-    made = [Member(directory / str(number), f"127.0.0.1:{port}", of_set) for number in range(1, members + 1)]
+    made = [BrokerMember(directory / str(number), f"127.0.0.1:{port}", of_set) for number in range(1, members + 1)]
     try:
         async with asyncio.timeout(DEADLINE_S):
             for member in made:

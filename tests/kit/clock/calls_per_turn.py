@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Counted:
+class CallsPerTurn:
     """The highest number of calls of a function between two turns of the loop."""
 
     def __init__(self, work: Callable[..., Any]) -> None:

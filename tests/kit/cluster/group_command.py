@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import pytest
-
-from neve.cli import main
 from neve.client.sync import connect
+from tests.kit.cluster.command import Command
 
 #: The group has read the first two of five messages in queue 0, and nothing of the only one in queue 1.
 GROUP, TOPIC = "billing", "orders"
 COUNTS = {0: 5, 1: 1}
 LEFT = {0: 3, 1: 1}
-
-
-class Neve:
-    """`neve group …` with one name server."""
-
-    def __init__(self, namesrv: str, capfd: pytest.CaptureFixture[str]) -> None:
-        self._namesrv, self._capfd = namesrv, capfd
-        self.err = ""
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        self._capfd.readouterr()
-        ended = main.run(["group", *arguments, "-n", self._namesrv])
-        said = self._capfd.readouterr()
-        assert ended == code, said.err
-        self.err = said.err
-        return said.out
-
-    def json(self, *arguments: str, code: int = 0) -> Any:
-        return json.loads(self(*arguments, "-o", "json", code=code))
 
 
 def fill(namesrv: str) -> None:
@@ -50,7 +26,7 @@ def fill(namesrv: str) -> None:
             client.commit(GROUP, TOPIC, queue, offset)
 
 
-def is_told(neve: Neve) -> None:
+def is_told(neve: Command) -> None:
     """Check the output of `list`, `lag` and `describe`."""
     (listed,) = (row for row in neve.json("list") if row["group"] == GROUP)
     assert (listed["members"], listed["lag"]) == (0, 4)
@@ -73,7 +49,7 @@ def is_told(neve: Neve) -> None:
     neve("describe", "nobody", code=3)
 
 
-def members_are_told(neve: Neve, namesrv: str) -> None:
+def members_are_told(neve: Command, namesrv: str) -> None:
     """Check the members: all queues are assigned while they are connected, and there are none afterwards."""
     with connect(namesrv) as client, client.consumer(GROUP, TOPIC) as consumer:
         assert next(iter(consumer)) is not None
@@ -88,7 +64,7 @@ def members_are_told(neve: Neve, namesrv: str) -> None:
     neve("members", "nobody", code=3)
 
 
-def reset_does_what_it_shows(neve: Neve, namesrv: str) -> None:
+def reset_does_what_it_shows(neve: Command, namesrv: str) -> None:
     """Reset forward and back: by offset, by time, to both ends; refused while a member is connected."""
     here = ("reset", GROUP, "--topic", TOPIC)
 
@@ -122,7 +98,7 @@ def reset_does_what_it_shows(neve: Neve, namesrv: str) -> None:
     moved("--queue", "1", "--to-earliest")
 
 
-def a_deleted_group_is_gone(neve: Neve, namesrv: str) -> None:
+def a_deleted_group_is_gone(neve: Command, namesrv: str) -> None:
     with connect(namesrv) as client, client.consumer(GROUP, TOPIC, start="earliest") as consumer:
         client.send(TOPIC, "again", queue=0)
         assert next(iter(consumer)) is not None

@@ -19,7 +19,7 @@ from infra.objects.s3_server import ServerMissing, cache_directory, find_binary
 from tests.kit.server import debian_package
 
 
-class Source(NamedTuple):
+class GoPackage(NamedTuple):
     """A package of a Go module. If the module replaces others, `go install` rejects it, and a module of ours requires
     it."""
 
@@ -30,18 +30,18 @@ class Source(NamedTuple):
 
 #: Each server with its source.
 SOURCES = {
-    "minio": Source("github.com/minio/minio"),
-    "versitygw": Source("github.com/versity/versitygw/cmd/versitygw"),
-    "etcd": Source("go.etcd.io/etcd/server/v3", "v3.7.3", is_required=True),
+    "minio": GoPackage("github.com/minio/minio"),
+    "versitygw": GoPackage("github.com/versity/versitygw/cmd/versitygw"),
+    "etcd": GoPackage("go.etcd.io/etcd/server/v3", "v3.7.3", is_required=True),
 }
 
 
-def ensure(name: str, source: Source) -> Path:
+def ensure(name: str, source: GoPackage) -> Path:
     """Return the binary: from PATH, from the cache, or built from source into the cache."""
     return find_binary(name) or _build(name, source)
 
 
-def _build(name: str, source: Source) -> Path:
+def _build(name: str, source: GoPackage) -> Path:
     binary = cache_directory() / "bin" / name
     go = _find_go(name)
     binary.parent.mkdir(parents=True, exist_ok=True)

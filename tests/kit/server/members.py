@@ -33,14 +33,14 @@ def in_sync_in(told: Mapping[str, Any]) -> set[str]:
     return {one["brokerAddress"] for one in told.get("inSyncReplicas", ()) if one["alive"]}
 
 
-class Member(Protocol):
+class MemberProcess(Protocol):
     """A broker as a process."""
 
     @property
     def broker(self) -> str: ...
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=MemberProcess)
 T = TypeVar("T")
 
 

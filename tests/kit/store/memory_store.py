@@ -24,7 +24,7 @@ from infra.objects.store import (
 
 
 @dataclass(slots=True)
-class Fault:
+class StoreFault:
     """Fails the nth matching call, before or after its effect."""
 
     verb: str
@@ -42,7 +42,7 @@ class MemoryStore:
         self.url = "s3://memory"
         self.requests: Counter[str] = Counter()
         self.objects: dict[str, tuple[bytes, int]] = {}
-        self.faults: list[Fault] = []
+        self.faults: list[StoreFault] = []
         self.on_call: Callable[[str, str], None] | None = None
         self.clock_offset_ms = 0
         self._clock = clock or SystemClock()
@@ -51,7 +51,7 @@ class MemoryStore:
     def fail(
         self, verb: str, error: BaseException, *, after: bool = False, match: str = "", skip: int = 0, times: int = 1
     ) -> None:
-        self.faults.append(Fault(verb, error, after, match, skip, times))
+        self.faults.append(StoreFault(verb, error, after, match, skip, times))
 
     @contextmanager
     def looked_at(self, look: Callable[[], object]) -> Iterator[list[str]]:

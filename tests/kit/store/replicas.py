@@ -30,7 +30,7 @@ def open_store(
     return store
 
 
-class Master:
+class RandomMaster:
     """A store with random broker operations. `deletions` records topic deletions, which the log does not contain."""
 
     def __init__(self, seed: int, **changes: Any) -> None:
@@ -40,11 +40,11 @@ class Master:
         self.deletes = True
 
     @classmethod
-    def over(cls, other: Master, to: int, seed: int) -> Master:
+    def over(cls, other: RandomMaster, to: int, seed: int) -> RandomMaster:
         """Return a master that had the log of `other` up to the offset `to` when it was elected."""
         elected = cls(seed)
         elected.store.follow()
-        Link(other, elected.store, seed).run(until=to)
+        LogLink(other, elected.store, seed).run(until=to)
         elected.deletions = [one for one in other.deletions if one[0] <= to]
         elected.store.lead()
         return elected
@@ -95,10 +95,10 @@ class Master:
         )  # fmt: skip
 
 
-class Link:
+class LogLink:
     """A stream of the master's log to a slave in pieces of any size, with deletions at their offsets."""
 
-    def __init__(self, master: Master, slave: MessageStore, seed: int, *, padding: bool = False) -> None:
+    def __init__(self, master: RandomMaster, slave: MessageStore, seed: int, *, padding: bool = False) -> None:
         self._master, self._slave, self._dice, self._padding = master, slave, random.Random(seed), padding
         end = slave.max_physical_offset
         self._deleted = sum(at <= end for at, *_ in master.deletions) if end else 0

@@ -15,10 +15,20 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import RETRY_V1, real_topic
-from tests.simulation.messaging.model import DELAY, HALF, PLAIN, TIMER, Flight, Place, Popped, Return, Sent
+from tests.simulation.messaging.model import (
+    DELAY,
+    HALF,
+    PLAIN,
+    TIMER,
+    Flight,
+    Place,
+    PopDeliveries,
+    Return,
+    SentMessage,
+)
 
 if TYPE_CHECKING:
-    from tests.simulation.messaging.world import World
+    from tests.simulation.messaging.world import MessagingWorld
 
 BROKER = "b"
 PRODUCERS, READERS, WORKERS = "producers", "readers", "workers"
@@ -29,7 +39,7 @@ INVISIBLE = (500, 3000, 20_000)
 DRAIN_ROUNDS = 200
 
 
-def greet(world: World) -> None:
+def greet(world: MessagingWorld) -> None:
     """Send a heartbeat; from now on the broker can check back transactions with the producer."""
     body = msgspec.json.encode(
         {
@@ -46,7 +56,7 @@ def greet(world: World) -> None:
     world.client.ask(Code.HEART_BEAT, lambda answer: None, body)
 
 
-def create_group(world: World) -> None:
+def create_group(world: MessagingWorld) -> None:
     """Create the pop group like an administrator; the answer arrives once the group is on the disk."""
     body = msgspec.json.encode({"groupName": WORKERS, "retryQueueNums": 1})
     world.client.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, lambda answer: world.tell(f"  {answer.code}"), body)
@@ -55,31 +65,31 @@ def create_group(world: World) -> None:
 # ---- sends
 
 
-def send_plain(world: World) -> None:
+def send_plain(world: MessagingWorld) -> None:
     for _ in range(world.random.choice((1, 1, 2, 5))):
         _send(world, PLAIN, {})
 
 
-def send_delayed(world: World) -> None:
+def send_delayed(world: MessagingWorld) -> None:
     level = world.random.randrange(1, 4)
     _send(world, DELAY, {"DELAY": str(level)}, wait_ms=LEVELS[level - 1], level=level)
 
 
-def send_timer(world: World) -> None:
+def send_timer(world: MessagingWorld) -> None:
     wait = world.random.choice((300, 1500, 4000, LONGEST_TIMER_MS))
     _send(world, TIMER, {DELIVER_MS: str(world.clock.now_ms() + wait)}, wait_ms=wait)
 
 
-def send_half(world: World) -> None:
+def send_half(world: MessagingWorld) -> None:
     _send(world, HALF, {"TRAN_MSG": "true", "PGROUP": PRODUCERS})
 
 
-def _send(world: World, kind: str, properties: dict[str, str], *, wait_ms: int = 0, level: int = 0) -> None:
+def _send(world: MessagingWorld, kind: str, properties: dict[str, str], *, wait_ms: int = 0, level: int = 0) -> None:
     model, pick = world.model, world.random
     name = f"m{len(model.sent) + 1}"
     topic, queue = pick.choice(("orders", POPPED)), pick.randrange(2)
     body = f"{name}:".encode() + bytes(pick.choice((0, 10, 300, 3000)))
-    sent = Sent(
+    sent = SentMessage(
         name, kind, topic, queue, body, world.clock.now_ms(), world.clock.monotonic(), wait_ms=wait_ms, level=level
     )
     model.sent[name] = sent
@@ -92,7 +102,7 @@ def _send(world: World, kind: str, properties: dict[str, str], *, wait_ms: int =
     )  # fmt: skip
 
 
-def _stored(world: World, sent: Sent, answer: RemotingCommand) -> None:
+def _stored(world: MessagingWorld, sent: SentMessage, answer: RemotingCommand) -> None:
     world.tell(f"  {sent.name}: {answer.code} {answer.ext.get('queueOffset', answer.remark)}")
     if answer.code == ResponseCode.SUCCESS:
         sent.offset, sent.reached = int(answer.ext["queueOffset"]), _promised_end(world)
@@ -104,13 +114,13 @@ def _stored(world: World, sent: Sent, answer: RemotingCommand) -> None:
         sent.refused = True
 
 
-def _promised_end(world: World) -> int:
+def _promised_end(world: MessagingWorld) -> int:
     """Return the log position that an answer promises: with SYNC_FLUSH it is on the disk."""
     store = world.server.controller.store
     return store.flushed_offset if world.config.sync_flush else store.max_physical_offset
 
 
-def recall(world: World) -> None:
+def recall(world: MessagingWorld) -> None:
     """Recall a pending timer message; the handle is the one that the broker would have returned."""
     waiting = [
         sent for sent in world.model.of(TIMER)
@@ -130,7 +140,7 @@ def recall(world: World) -> None:
     )  # fmt: skip
 
 
-def _recalled(world: World, sent: Sent, answer: RemotingCommand) -> None:
+def _recalled(world: MessagingWorld, sent: SentMessage, answer: RemotingCommand) -> None:
     world.tell(f"  recall of {sent.name}: {answer.code} {answer.remark}")
     if answer.code == ResponseCode.SUCCESS and not sent.seen:
         sent.recalled, sent.recall_reached = True, _promised_end(world)
@@ -139,13 +149,13 @@ def _recalled(world: World, sent: Sent, answer: RemotingCommand) -> None:
 # ---- transactions
 
 
-def end_half(world: World) -> None:
+def end_half(world: MessagingWorld) -> None:
     waiting = [sent for sent in world.model.of(HALF) if sent.promised and not sent.outcome]
     if waiting:
         _end(world, world.random.choice(waiting), world.random.choice(("commit", "commit", "rollback")))
 
 
-def asked(world: World, question: RemotingCommand) -> None:
+def asked(world: MessagingWorld, question: RemotingCommand) -> None:
     """Answer a check-back of the broker; some producers do not answer."""
     if question.code != Code.CHECK_TRANSACTION_STATE:
         return
@@ -156,7 +166,7 @@ def asked(world: World, question: RemotingCommand) -> None:
         _end(world, name, world.random.choice(("commit", "rollback")))
 
 
-def _end(world: World, sent: Sent, outcome: str) -> None:
+def _end(world: MessagingWorld, sent: SentMessage, outcome: str) -> None:
     world.tell(f"{outcome} {sent.name}")
     if sent.asked_for and outcome not in sent.asked_for:
         outcome = next(iter(sent.asked_for))  # A producer does not change its decision.
@@ -169,13 +179,13 @@ def _end(world: World, sent: Sent, outcome: str) -> None:
     )  # fmt: skip
 
 
-def _ended(world: World, sent: Sent, outcome: str, answer: RemotingCommand) -> None:
+def _ended(world: MessagingWorld, sent: SentMessage, outcome: str, answer: RemotingCommand) -> None:
     world.tell(f"  {outcome} of {sent.name}: {answer.code} {answer.remark}")
     if answer.code == ResponseCode.SUCCESS:
         sent.outcome, sent.outcome_reached = outcome, _promised_end(world)
 
 
-def end_all_halves(world: World) -> None:
+def end_all_halves(world: MessagingWorld) -> None:
     """End all pending half messages, which shows that none was forgotten."""
     for sent in world.model.of(HALF):
         if sent.promised and not sent.outcome:
@@ -187,7 +197,7 @@ def end_all_halves(world: World) -> None:
 # ---- pop
 
 
-def pop(world: World, invisible: int | None = None) -> None:
+def pop(world: MessagingWorld, invisible: int | None = None) -> None:
     invisible = invisible or world.random.choice(INVISIBLE)
     if world.server.controller.topics.select(POPPED) is None:
         return
@@ -200,7 +210,7 @@ def pop(world: World, invisible: int | None = None) -> None:
     )  # fmt: skip
 
 
-def _popped(world: World, answer: RemotingCommand, set_backs: int) -> None:
+def _popped(world: MessagingWorld, answer: RemotingCommand, set_backs: int) -> None:
     """Record popped messages; those requested before the group was reset may no longer be in flight."""
     if answer.code != ResponseCode.SUCCESS:
         world.tell(f"  pop: {answer.code} {answer.remark}")
@@ -225,7 +235,7 @@ def _popped(world: World, answer: RemotingCommand, set_backs: int) -> None:
         _taken(world, sent, Flight(sent, place, pop_time, invisible, _reached(world), handle, retry, sure))
 
 
-def _taken(world: World, sent: Sent, flight: Flight) -> None:
+def _taken(world: MessagingWorld, sent: SentMessage, flight: Flight) -> None:
     world.tell(f"  popped {sent.name} at {flight.place}")
     before = world.model.popped.get(flight.place)
     if before is not None:
@@ -233,28 +243,28 @@ def _taken(world: World, sent: Sent, flight: Flight) -> None:
             world.broken.append(f"{sent.name} at {flight.place} comes again, it was acknowledged in time")
         if before.flight.sure and not _may_be_over(world, before.flight):
             world.broken.append(f"{sent.name} at {flight.place} is handed out twice: {before.flight}")
-    world.model.taken(Popped(flight))
+    world.model.taken(PopDeliveries(flight))
 
 
-def _reached(world: World) -> int:
+def _reached(world: MessagingWorld) -> int:
     return world.server.controller.store.max_physical_offset
 
 
-def _may_be_over(world: World, flight: Flight) -> bool:
+def _may_be_over(world: MessagingWorld, flight: Flight) -> bool:
     """Return whether the broker may answer that the invisible time has passed."""
     return max(world.clock.now_ms(), world.clock.highest_ms) >= flight.pop_time + flight.invisible_ms
 
 
-def _out(world: World) -> list[Flight]:
+def _out(world: MessagingWorld) -> list[Flight]:
     return [popped.flight for popped in world.model.popped.values() if not popped.ack_sent]
 
 
-def ack(world: World) -> None:
+def ack(world: MessagingWorld) -> None:
     for flight in _out(world)[: world.random.choice((1, 3, 10))]:
         _ack(world, flight)
 
 
-def _ack(world: World, flight: Flight) -> None:
+def _ack(world: MessagingWorld, flight: Flight) -> None:
     topic, queue, offset = flight.place
     its = world.model.popped.get(flight.place)
     if its is None:
@@ -267,7 +277,7 @@ def _ack(world: World, flight: Flight) -> None:
     )  # fmt: skip
 
 
-def _acked(world: World, flight: Flight, answer: RemotingCommand) -> None:
+def _acked(world: MessagingWorld, flight: Flight, answer: RemotingCommand) -> None:
     world.tell(f"  ack of {flight.sent.name}: {answer.code} {answer.remark}")
     popped = world.model.popped.get(flight.place)
     if popped is None:
@@ -278,7 +288,7 @@ def _acked(world: World, flight: Flight, answer: RemotingCommand) -> None:
         popped.acked, popped.acked_reached = True, _reached(world)
 
 
-def hide(world: World) -> None:
+def hide(world: MessagingWorld) -> None:
     """Change the invisible time of a popped message."""
     out = [flight for flight in _out(world) if flight.sure]
     if not out:
@@ -293,7 +303,7 @@ def hide(world: World) -> None:
     )  # fmt: skip
 
 
-def _hidden(world: World, flight: Flight, answer: RemotingCommand) -> None:
+def _hidden(world: MessagingWorld, flight: Flight, answer: RemotingCommand) -> None:
     if answer.code != ResponseCode.SUCCESS:
         world.tell(f"  hide of {flight.sent.name}: {answer.code} {answer.remark}")
         return
@@ -306,7 +316,7 @@ def _hidden(world: World, flight: Flight, answer: RemotingCommand) -> None:
         )  # fmt: skip
 
 
-def set_back(world: World) -> None:
+def set_back(world: MessagingWorld) -> None:
     """Reset the group to the beginning of a queue: all messages are redelivered, those in flight are forgotten."""
     context, queue = world.server.controller, world.random.randrange(2)
     if context.topics.select(POPPED) is None or WORKERS not in context.groups.groups:
@@ -324,7 +334,7 @@ def set_back(world: World) -> None:
     )  # fmt: skip
 
 
-def _was_set_back(world: World, places: set[Place], answer: RemotingCommand) -> None:
+def _was_set_back(world: MessagingWorld, places: set[Place], answer: RemotingCommand) -> None:
     world.tell(f"  set back: {answer.code} {answer.remark}")
     world.model.setting_back.remove(places)
     if answer.code == ResponseCode.SUCCESS:
@@ -333,7 +343,7 @@ def _was_set_back(world: World, places: set[Place], answer: RemotingCommand) -> 
         world.model.owed |= places
 
 
-def pull(world: World) -> None:
+def pull(world: MessagingWorld) -> None:
     """Pull with a short wait; the result must equal the content of the queue from that offset on."""
     topic, queue = "orders", world.random.randrange(2)
     store = world.server.controller.store
@@ -355,7 +365,7 @@ def pull(world: World) -> None:
     )  # fmt: skip
 
 
-def drain(world: World) -> None:
+def drain(world: MessagingWorld) -> None:
     """Consume and acknowledge all messages.
 
     An empty pop ends this only if no message was in flight before it and the log has no unconfirmed ones: a redelivered
@@ -374,7 +384,7 @@ def drain(world: World) -> None:
             world._rest(2.0)
 
 
-def _is_settled(world: World) -> bool:
+def _is_settled(world: MessagingWorld) -> bool:
     """Return whether no message is on its way to a popping client."""
     controller = world.server.controller
     store = controller.store
@@ -385,7 +395,7 @@ def _is_settled(world: World) -> bool:
 # ---- messages that a consumer sends back
 
 
-def send_back(world: World) -> None:
+def send_back(world: MessagingWorld) -> None:
     model, pick = world.model, world.random
     there = [sent for sent in model.of(PLAIN) if sent.promised and sent.topic == "orders"]
     there = [sent for sent in there if sent.name not in model.returns]
@@ -411,7 +421,7 @@ def send_back(world: World) -> None:
 # ---- offsets
 
 
-def commit_offset(world: World) -> None:
+def commit_offset(world: MessagingWorld) -> None:
     topic, queue = "orders", world.random.randrange(2)
     end = world.server.controller.store.max_offset(topic, queue)
     if world.server.controller.topics.select(topic) is None or not end:

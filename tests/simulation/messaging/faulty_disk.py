@@ -18,7 +18,7 @@ import greenlet
 
 from infra.disk.filesystem import DiskFull, FileWriter, OutOfDescriptors, Room
 from tests.kit.store.sim_disk import SimDisk
-from tests.simulation.messaging.loop import Killed, SimThread
+from tests.simulation.messaging.loop import KilledHere, SimThread
 
 #: The effect of each call on the file system, which determines its possible errors.
 OPENS = frozenset(
@@ -57,15 +57,15 @@ class FaultyDisk:
 
     def _call(self, call: str, path: Path) -> None:
         if self.dead:
-            raise Killed(f"{call} {path} after the death")
+            raise KilledHere(f"{call} {path} after the death")
         here = greenlet.getcurrent()
         if isinstance(here, SimThread):
             here.give_way(here._loop.latency() + self.drag(call))
             if self.dead:
-                raise Killed(f"{call} {path} after the death")
+                raise KilledHere(f"{call} {path} after the death")
         try:
             self.before(call, path)
-        except Killed:
+        except KilledHere:
             self.dead = True  # From this call on, whatever its threads still do while they unwind.
             raise
         for (name, error), share in self.faults.shares.items():

@@ -28,7 +28,7 @@ from neve.remoting.names import (
 
 if TYPE_CHECKING:
     from broker.broker_controller import BrokerController
-    from tests.simulation.messaging.world import World
+    from tests.simulation.messaging.world import MessagingWorld
 
 FOREIGN, HIGH = "foreign", 1 << 40
 MOST = 2  # The number of times per history.
@@ -51,7 +51,7 @@ _CHANGES: tuple[dict[str, object], ...] = (
 CHANGE_BODIES = (*(json.dumps({"v": 1, **change}).encode() for change in _CHANGES), b"garbage")
 
 
-def lay_records(world: World) -> None:
+def lay_records(world: MessagingWorld) -> None:
     """Store all records, end the process, and start again on the log with them."""
     if world.foreign >= MOST or world.faults.shares or world.slow or world.slow_syncs or world.dies_in >= 0:
         return
@@ -61,7 +61,7 @@ def lay_records(world: World) -> None:
     world.die_now("kill")
 
 
-def _lay(world: World) -> None:
+def _lay(world: MessagingWorld) -> None:
     for body in CHANGE_BODIES:
         _put(world, METADATA_LOG, CHANGES, body)
     _put(world, METADATA_LOG, DELAYS, b'{"v":1,"kind":"delays","offsets":{"1":%d,"2":%d,"3":%d}}' % (HIGH, HIGH, HIGH))
@@ -80,7 +80,7 @@ def _lay(world: World) -> None:
         _put(world, HALF_TOPIC, 0, body, f"TRAN_MSG\x01true\x02PGROUP\x01{FOREIGN}\x02{pairs}")
 
 
-def _put(world: World, topic: str, queue: int, body: bytes, properties: str = "", code: int = 0) -> None:
+def _put(world: MessagingWorld, topic: str, queue: int, body: bytes, properties: str = "", code: int = 0) -> None:
     store = world.server.controller.store
     store.put(
         topic, queue, body, properties.encode(), flag=0, sys_flag=0, born_timestamp=1, born_host=HOST, tags_code=code
@@ -89,7 +89,7 @@ def _put(world: World, topic: str, queue: int, body: bytes, properties: str = ""
         world.laid[topic, queue] = world.laid.get((topic, queue), 0) + 1
 
 
-def commit_half(world: World) -> None:
+def commit_half(world: MessagingWorld) -> None:
     """Commit a half message whose target is an internal topic."""
     for half in world.server.controller.transactions.waiting():
         raw = world.server.controller.store.record_at(half.physical_offset)
@@ -103,7 +103,7 @@ def commit_half(world: World) -> None:
         return
 
 
-def _refused(world: World, code: int) -> None:
+def _refused(world: MessagingWorld, code: int) -> None:
     if code == ResponseCode.SUCCESS:
         world.broken.append("a half message is committed to an internal topic")
 
@@ -119,7 +119,7 @@ def check_tables(controller: BrokerController) -> None:
             assert store.next_offset(topic, queue) < HIGH, "a foreign record raised a queue"
 
 
-def check(world: World) -> None:
+def check(world: MessagingWorld) -> None:
     """Raise AssertionError if a foreign record was executed or a message was delivered to an internal topic."""
     check_tables(world.server.controller)
     store = world.server.controller.store
@@ -129,7 +129,7 @@ def check(world: World) -> None:
             assert found <= laid, f"{found - laid} messages were delivered into {topic} queue {queue}"
 
 
-def _foreign_in(world: World, topic: str, queue: int) -> int:
+def _foreign_in(world: MessagingWorld, topic: str, queue: int) -> int:
     store, count = world.server.controller.store, 0
     offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
     while offset < end:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Factory = Callable[[], asyncio.Protocol]
 
 
-class Killed(SystemExit):
+class KilledHere(SystemExit):
     """The process is killed at this line. It is a SystemExit, because asyncio propagates that at once."""
 
 
@@ -123,10 +123,10 @@ class SimLoop(asyncio.BaseEventLoop):
             warnings.simplefilter("ignore", RuntimeWarning)  # Callbacks of the next turn are never run.
             for task in asyncio.all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with suppress(Exception, Killed):
+                with suppress(Exception, KilledHere):
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
         for thread in tuple(self.threads):
-            with suppress(Exception, Killed):
+            with suppress(Exception, KilledHere):
                 thread.throw(greenlet.GreenletExit)
         self._ready.clear()  # type: ignore[attr-defined]
         self._scheduled.clear()  # type: ignore[attr-defined]
@@ -296,7 +296,7 @@ class SimLock:
         if self._wanted:
             self._wanted = False
             assert isinstance(holder, SimThread)
-            if not isinstance(sys.exception(), Killed):
+            if not isinstance(sys.exception(), KilledHere):
                 holder.hurried()
 
     def locked(self) -> bool:

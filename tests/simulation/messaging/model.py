@@ -24,7 +24,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
+class SentMessage:
     """One message, from its send on."""
 
     name: str
@@ -63,7 +63,7 @@ class Sent:
 class Return:
     """A consumer sent a message back, to be redelivered after a delay level; below 0 it becomes a dead letter."""
 
-    sent: Sent
+    sent: SentMessage
     level: int
     wait_ms: int
     sent_ms: int
@@ -78,7 +78,7 @@ class Return:
 class Flight:
     """A popped message, as the client has it."""
 
-    sent: Sent
+    sent: SentMessage
     place: Place
     pop_time: int
     invisible_ms: int
@@ -89,7 +89,7 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Popped:
+class PopDeliveries:
     """The deliveries of one copy of a message to a pop group."""
 
     flight: Flight
@@ -121,27 +121,27 @@ class Offsets:
         self.history[key] = [(now, offset)]
 
 
-class Model:
+class MessageModel:
     def __init__(self) -> None:
-        self.sent: dict[str, Sent] = {}
+        self.sent: dict[str, SentMessage] = {}
         self.returns: dict[str, Return] = {}  # By the message's name: each is sent back at most once.
-        self.popped: dict[Place, Popped] = {}
+        self.popped: dict[Place, PopDeliveries] = {}
         self.owed: set[Place] = set()  # The pop group was reset before this message, so it is (re)delivered.
         self.setting_back: list[set[Place]] = []  # Not answered yet.
         self.set_backs = 0  # The requested ones.
         self.offsets = Offsets()
         self.counts: Counter[str] = Counter()
 
-    def of(self, *kinds: str) -> list[Sent]:
+    def of(self, *kinds: str) -> list[SentMessage]:
         return [sent for sent in self.sent.values() if sent.kind in kinds]
 
-    def taken(self, popped: Popped) -> None:
+    def taken(self, popped: PopDeliveries) -> None:
         place = popped.flight.place
         self.popped[place] = popped
         for places in (self.owed, *self.setting_back):
             places.discard(place)
 
-    def pops_of(self, sent: Sent) -> list[Popped]:
+    def pops_of(self, sent: SentMessage) -> list[PopDeliveries]:
         return [popped for popped in self.popped.values() if popped.flight.sent is sent]
 
     def process_ended(self) -> None:

@@ -34,10 +34,10 @@ from neve.remoting.names import (
 )
 from tests.simulation.messaging import foreign
 from tests.simulation.messaging.clients import POPPED, READERS, WORKERS
-from tests.simulation.messaging.model import DELAY, HALF, TIMER, Copy, Return, Sent
+from tests.simulation.messaging.model import DELAY, HALF, TIMER, Copy, Return, SentMessage
 
 if TYPE_CHECKING:
-    from tests.simulation.messaging.world import World
+    from tests.simulation.messaging.world import MessagingWorld
 
 TARGETS = ("orders", "jobs")
 RETRY = real_topic(POPPED, WORKERS, RETRY_V1)
@@ -51,7 +51,7 @@ LATE_S = 3.0
 DROPPED = frozenset({"a delayed message", "a timer message"})
 
 
-def appeared(world: World, shown: list[VisibleEntry]) -> None:
+def appeared(world: MessagingWorld, shown: list[VisibleEntry]) -> None:
     """Check messages that readers see from now on."""
     store = world.server.controller.store
     for queue, offset, _ in shown:
@@ -70,7 +70,7 @@ def appeared(world: World, shown: list[VisibleEntry]) -> None:
                     _check_moment(world, sent)
 
 
-def _check_moment(world: World, sent: Sent) -> None:
+def _check_moment(world: MessagingWorld, sent: SentMessage) -> None:
     if sent.kind in {DELAY, TIMER} and sent.promised:
         _check_passed(world, sent.name, sent)
     if sent.kind == HALF and "commit" not in sent.asked_for:
@@ -79,7 +79,7 @@ def _check_moment(world: World, sent: Sent) -> None:
         world.broken.append(f"{sent.name} is delivered, it was recalled")
 
 
-def _check_passed(world: World, name: str, what: Sent | Return) -> None:
+def _check_passed(world: MessagingWorld, name: str, what: SentMessage | Return) -> None:
     """Check the delay from the store time; if the clock was set back meanwhile, from an earlier one."""
     passed_ms = (world.clock.monotonic() - what.sent_at) * 1000
     until = what.answered_at or world.clock.monotonic()
@@ -88,7 +88,7 @@ def _check_passed(world: World, name: str, what: Sent | Return) -> None:
         world.broken.append(f"{name} is delivered {due - world.clock.now_ms()} ms before its time")
 
 
-def _check_return(world: World, sent: Sent, physical: int) -> None:
+def _check_return(world: MessagingWorld, sent: SentMessage, physical: int) -> None:
     """Check a redelivered popped message; its copy may have been appended before it was acknowledged.
 
     A group that was reset gets it again, also after a pop whose answer was lost and whose invisible time has passed.
@@ -101,7 +101,7 @@ def _check_return(world: World, sent: Sent, physical: int) -> None:
         world.broken.append(f"{sent.name} comes back though it was acknowledged in time")
 
 
-def check_tasks(world: World) -> None:
+def check_tasks(world: MessagingWorld) -> None:
     """Check that ended tasks are reported, and that none ends without a fault of the disk."""
     controller = world.server.controller
     if not controller.life.accepting:
@@ -117,7 +117,7 @@ def check_tasks(world: World) -> None:
         assert not troubles and not failed, f"nothing is wrong, and yet: {troubles}, {failed}"
 
 
-def check(world: World, *, at_rest: bool = False) -> None:
+def check(world: MessagingWorld, *, at_rest: bool = False) -> None:
     foreign.check(world)
     store = world.server.controller.store
     copies: dict[str, list[Copy]] = {}
@@ -151,7 +151,7 @@ def _check_back(name: str, back: Return, topics: list[str], *, at_rest: bool) ->
         assert again or not (at_rest and back.promised), state
 
 
-def _check_message(world: World, sent: Sent, copies: list[Copy], *, at_rest: bool) -> None:
+def _check_message(world: MessagingWorld, sent: SentMessage, copies: list[Copy], *, at_rest: bool) -> None:
     home = HOLDS.get(sent.kind, sent.topic)
     stored = [copy for copy in copies if copy.topic == home]
     delivered = [copy for copy in copies if copy.topic == sent.topic]
@@ -173,7 +173,7 @@ def _check_message(world: World, sent: Sent, copies: list[Copy], *, at_rest: boo
         _check_handed_out(world, [copy for copy in copies if copy.topic in {POPPED, RETRY}], state)
 
 
-def _check_waits(world: World, sent: Sent, delivered: list[Copy], state: str, *, at_rest: bool) -> None:
+def _check_waits(world: MessagingWorld, sent: SentMessage, delivered: list[Copy], state: str, *, at_rest: bool) -> None:
     if not sent.promised or delivered:
         return
     if at_rest:
@@ -184,7 +184,9 @@ def _check_waits(world: World, sent: Sent, delivered: list[Copy], state: str, *,
         assert position <= sent.offset, f"{sent.name} is passed over, the level stands at {position}: {state}"
 
 
-def _check_transaction(world: World, sent: Sent, delivered: list[Copy], state: str, *, at_rest: bool) -> None:
+def _check_transaction(
+    world: MessagingWorld, sent: SentMessage, delivered: list[Copy], state: str, *, at_rest: bool
+) -> None:
     assert len(delivered) <= 1, f"{sent.name} is delivered twice: {state}"
     if delivered:
         assert "commit" in sent.asked_for, f"{sent.name} is delivered, nobody committed it: {state}"
@@ -197,7 +199,7 @@ def _check_transaction(world: World, sent: Sent, delivered: list[Copy], state: s
     assert not (waits and at_rest), f"{sent.name} can't be ended: {state}"
 
 
-def _check_handed_out(world: World, copies: list[Copy], state: str) -> None:
+def _check_handed_out(world: MessagingWorld, copies: list[Copy], state: str) -> None:
     """Check that each copy was popped, or redelivered after a pop with a lost answer, and acknowledged at the end."""
     last = max((copy.offset for copy in copies if copy.topic == RETRY), default=-1)
     for copy in copies:
@@ -206,7 +208,7 @@ def _check_handed_out(world: World, copies: list[Copy], state: str) -> None:
         assert comes_again or (its is not None and its.ack_sent), f"{copy[:3]} does not come (again): {state}"
 
 
-def check_offsets(world: World, *, clean: bool) -> None:
+def check_offsets(world: MessagingWorld, *, clean: bool) -> None:
     """Check the offsets after a start: the committed ones, or those of a few save periods ago."""
     context, now = world.server.controller, world.clock.monotonic()
     periods = 2 * world.config.flush_consumer_offset_interval / 1000 + SAVING_S
@@ -224,7 +226,7 @@ def check_offsets(world: World, *, clean: bool) -> None:
         world.model.offsets.found(key, found, now)
 
 
-def check_lateness(world: World) -> None:
+def check_lateness(world: MessagingWorld) -> None:
     """Check that delays are exact if no fault occurred and no clock was set meanwhile."""
     now = world.clock.monotonic()
     for sent in world.model.of(DELAY, TIMER):
@@ -233,7 +235,7 @@ def check_lateness(world: World) -> None:
             assert late < LATE_S, f"{sent.name} is {late:.1f} s late: {_said(sent)}"
 
 
-def _records(world: World, topic: str, queue: int) -> list[MessageRecord]:
+def _records(world: MessagingWorld, topic: str, queue: int) -> list[MessageRecord]:
     """Return all records of a queue."""
     store = world.server.controller.store
     found = []
@@ -249,5 +251,5 @@ def _records(world: World, topic: str, queue: int) -> list[MessageRecord]:
     return found
 
 
-def _said(sent: Sent) -> str:
-    return str({name: getattr(sent, name) for name in Sent.__slots__ if name != "body"})
+def _said(sent: SentMessage) -> str:
+    return str({name: getattr(sent, name) for name in SentMessage.__slots__ if name != "body"})

@@ -31,7 +31,7 @@ small_store = functools.partial(
 )
 
 
-class Server:
+class BrokerProcess:
     """One process, not started yet."""
 
     def __init__(self, config: BrokerConfig, clock: SimClock, disk: FaultyDisk, loop: SimLoop) -> None:

@@ -33,24 +33,24 @@ from tests.simulation import run
 from tests.simulation.messaging import clients, foreign, promises
 from tests.simulation.messaging.clients import POPPED
 from tests.simulation.messaging.faulty_disk import SYNCS, Faults, FaultyDisk
-from tests.simulation.messaging.loop import Killed, SimClock, SimLock, SimLoop, Stuck
+from tests.simulation.messaging.loop import KilledHere, SimClock, SimLock, SimLoop, Stuck
 from tests.simulation.messaging.model import PLAIN
 from tests.simulation.messaging.promises import RETRY
-from tests.simulation.messaging.world import World
-from tests.simulation.world import Violation
+from tests.simulation.messaging.world import MessagingWorld
+from tests.simulation.world import BrokenInvariant
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_histories_keep_all_promises(first: int) -> None:
     for seed in range(first, first + 10):
-        World(seed).run()
+        MessagingWorld(seed).run()
 
 
 def test_seed_determines_the_history() -> None:
     for seed in (3, 8):
         told = []
         for _ in range(2):
-            world = World(seed)
+            world = MessagingWorld(seed)
             world.run()
             told.append(world.history)
         assert told[0] == told[1]
@@ -59,16 +59,16 @@ def test_seed_determines_the_history() -> None:
 # ---- injected defects are found
 
 
-def _first_violation(seeds: range, world: type[World] = World, steps: int = 120) -> str:
+def _first_violation(seeds: range, world: type[MessagingWorld] = MessagingWorld, steps: int = 120) -> str:
     for seed in seeds:
         try:
             world(seed).run(steps)
-        except Violation as violation:
+        except BrokenInvariant as violation:
             return str(violation)
     return ""
 
 
-class SavesSlowly(World):
+class SavesSlowly(MessagingWorld):
     """A world of delayed messages, slow syncs and power cuts only."""
 
     def _steps(self) -> dict[Callable[[], None], int]:
@@ -95,14 +95,14 @@ def test_simulation_finds_positions_captured_after_their_sync(monkeypatch: pytes
     assert "passed over" in _first_violation(seeds, SavesSlowly, steps=10)
 
 
-class ClockGoesBack(World):
+class ClockGoesBack(MessagingWorld):
     """A world of timers, with a wall clock that is set."""
 
     def _steps(self) -> dict[Callable[[], None], int]:
         return {functools.partial(clients.send_timer, self): 5, self._long_rest: 3, self._jump: 1}
 
 
-class SendsBack(World):
+class SendsBack(MessagingWorld):
     """A world of messages that a consumer sends back."""
 
     def _steps(self) -> dict[Callable[[], None], int]:
@@ -110,7 +110,7 @@ class SendsBack(World):
         return {send: 3, back: 3, self._long_rest: 1}
 
 
-class FollowsForeignMasters(World):
+class FollowsForeignMasters(MessagingWorld):
     """A world of pending messages, beside records that a foreign master left."""
 
     def _steps(self) -> dict[Callable[[], None], int]:
@@ -230,9 +230,9 @@ def test_sync_flush_makes_due_messages_visible_before_the_next_interval(what: st
     world.platter.kill()
 
 
-def _under_sync_flush(interval_ms: int = 500) -> World:
+def _under_sync_flush(interval_ms: int = 500) -> MessagingWorld:
     """Return a started world whose tables are saved each minute, because a save syncs the log as well."""
-    world = World(1)
+    world = MessagingWorld(1)
     world.config = dataclasses.replace(
         world.config,
         flush_disk_type="SYNC_FLUSH",
@@ -329,7 +329,7 @@ def test_lock_of_a_dying_thread_is_not_released_to_the_loop() -> None:
     loop.latency = lambda: 1.0
 
     def die(call: str, path: Path) -> None:
-        raise Killed(call)
+        raise KilledHere(call)
 
     def write() -> None:
         with lock:
@@ -344,7 +344,7 @@ def test_lock_of_a_dying_thread_is_not_released_to_the_loop() -> None:
         with lock:
             told.append("loop")
 
-    with pytest.raises(Killed, match="write_atomic"):
+    with pytest.raises(KilledHere, match="write_atomic"):
         loop.run(main(), 10)
     assert not told
     loop.abandon()
@@ -365,7 +365,7 @@ def test_dead_process_does_not_change_the_disk() -> None:
     disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
     disk.write_atomic(Path("/a"), b"x")
     disk.dead = True
-    with pytest.raises(Killed):
+    with pytest.raises(KilledHere):
         disk.write_atomic(Path("/a"), b"y")
     assert disk.platter.read(Path("/a")) == b"x"
 
@@ -377,10 +377,10 @@ def test_process_has_no_effect_from_the_call_that_kills_it() -> None:
 
     def die(call: str, path: Path) -> None:
         disk.before = lambda call, path: None
-        raise Killed(call)
+        raise KilledHere(call)
 
     disk.before = die
-    with pytest.raises(Killed):
+    with pytest.raises(KilledHere):
         try:
             disk.write_atomic(Path("/b"), b"y")
         finally:

@@ -14,7 +14,7 @@ from tests.simulation.messaging.loop import SimLoop
 Answered = Callable[[RemotingCommand], None]
 
 
-class Client:
+class SimulatedClient:
     """One connection. `asked` gets the broker's own requests."""
 
     def __init__(self, loop: SimLoop, port: int, asked: Answered) -> None:

@@ -24,11 +24,11 @@ from infra.process.startup import StartupError
 from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.messaging import clients, foreign, promises
 from tests.simulation.messaging.faulty_disk import ALLOCATES, MAPS, OPENS, SYNCS, WRITES, Faults, FaultyDisk
-from tests.simulation.messaging.loop import Killed, SimClock, SimLoop
-from tests.simulation.messaging.model import Model
-from tests.simulation.messaging.server import PORT, ROOT, Server
-from tests.simulation.messaging.wire import Client
-from tests.simulation.world import TOLD_STEPS, Violation
+from tests.simulation.messaging.loop import KilledHere, SimClock, SimLoop
+from tests.simulation.messaging.model import MessageModel
+from tests.simulation.messaging.server import PORT, ROOT, BrokerProcess
+from tests.simulation.messaging.wire import SimulatedClient
+from tests.simulation.world import TOLD_STEPS, BrokenInvariant
 
 TOPICS = ("orders", "jobs")
 QUEUES = 2
@@ -41,14 +41,14 @@ FAULTS = (
 DISK_ERRORS = (StartupError, StoreError, OSError, RuntimeError, ExceptionGroup)
 
 
-class World:
+class MessagingWorld:
     def __init__(self, seed: int) -> None:
         self.seed, self.random = seed, random.Random(seed)
         self.clock = SimClock(1_700_000_000_000 + self.random.randrange(86_400_000))
         self.platter = SimDisk(seed=seed)
         self.faults = Faults()
         self.config = self._make_config()
-        self.model = Model()
+        self.model = MessageModel()
         self.history: list[str] = []
         self.counts: Counter[str] = Counter()
         self.broken: list[str] = []  # Broken promises found where no exception could be raised at once.
@@ -64,8 +64,8 @@ class World:
         self.dies_saved = self.saved = (
             False  # With the next table that it saves, whose prerequisites must be on the disk.
         )
-        self.server: Server
-        self.client: Client
+        self.server: BrokerProcess
+        self.client: SimulatedClient
         self.tasks: set[str] = set()
         self.foreign = 0  # Times that a foreign master wrote into the log.
         self.laid: dict[tuple[str, int], int] = {}  # Topic and queue to its records there.
@@ -106,7 +106,7 @@ class World:
         except Exception as error:
             told = "\n  ".join(self.history[-TOLD_STEPS:])
             text = f"messaging seed {self.seed}: {type(error).__name__}: {error}\nthe last steps:\n  {told}"
-            raise Violation(text) from error
+            raise BrokenInvariant(text) from error
         finally:
             logging.disable(logging.NOTSET)
 
@@ -170,7 +170,7 @@ class World:
         try:
             step()
             self._rest(self.random.choice((0.0, 0.0002, 0.001, 0.004, 0.02, 0.1)))
-        except Killed as death:
+        except KilledHere as death:
             self.tell(f"  died: {death}")
             self._after_death("power cut" if self.saved else self.random.choice(("kill", "power cut")))
         if self.server.wants_to_end:
@@ -256,7 +256,7 @@ class World:
             self.dies_in -= 1
             if self.dies_in == 0:
                 self.dies_in = -1
-                raise Killed("its time has come")
+                raise KilledHere("its time has come")
 
     def _before_call(self, call: str, path: Path) -> None:
         self._count_down()
@@ -326,7 +326,7 @@ class World:
         while True:
             loop = SimLoop(self.clock, self.random)
             disk = FaultyDisk(self.platter, self.faults, self.random)
-            server = Server(self.config, self.clock, disk, loop)
+            server = BrokerProcess(self.config, self.clock, disk, loop)
             loop.set_exception_handler(self._unhandled)
             loop.latency, loop.on_turn, disk.before = self._latency, self._count_down, self._before_call
             disk.drag = self._drag
@@ -340,7 +340,7 @@ class World:
                     self._cut_power()
                 if self.random.random() < 0.5:
                     self.faults.heal()
-            except Killed:
+            except KilledHere:
                 self.tell("  died in the start")
                 server.die()
                 if self.random.random() < 0.5:
@@ -351,7 +351,7 @@ class World:
         self.faults.met.clear()
         self.tasks = _names(server.controller)
         server.controller.store.tell(lambda shown: promises.appeared(self, shown))
-        self.client = Client(loop, PORT, functools.partial(clients.asked, self))
+        self.client = SimulatedClient(loop, PORT, functools.partial(clients.asked, self))
         clients.greet(self)
         self.tell(f"started, the log ends at {server.controller.store.max_physical_offset}")
         promises.check_offsets(self, clean=clean)
@@ -362,7 +362,7 @@ class World:
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
         """Record an unhandled error."""
-        if not isinstance(what.get("exception"), Killed):
+        if not isinstance(what.get("exception"), KilledHere):
             task = what.get("task") or what.get("future")
             of = getattr(task.get_coro(), "__qualname__", "") if isinstance(task, asyncio.Task) else ""
             self.broken.append(f"unhandled: {what['message']} {of}: {what.get('exception')!r}")

@@ -69,10 +69,10 @@ from tests.simulation.replicas.bucket import (
 )
 from tests.simulation.replicas.controllers import CLUSTER, NAME, Controller
 from tests.simulation.replicas.log import BOOK_SIZE, NO_QUEUE, QUEUES, Disk, Piece, Record
-from tests.simulation.replicas.machines import Connection, Process
+from tests.simulation.replicas.machines import Connection, SimulatedProcess
 
 if TYPE_CHECKING:
-    from tests.simulation.replicas.world import World
+    from tests.simulation.replicas.world import ReplicasWorld
 
 TICK = 0.25
 RECONNECT = 0.3
@@ -97,8 +97,8 @@ class _Follower:
         self.is_throttled = False
 
 
-class Broker(Process):
-    def __init__(self, world: World, host: str, disk: Disk, *, is_copy: bool = False) -> None:
+class SimulatedBroker(SimulatedProcess):
+    def __init__(self, world: ReplicasWorld, host: str, disk: Disk, *, is_copy: bool = False) -> None:
         super().__init__(world.turns, host, world.dice.uniform(-3600, 3600))
         self.world, self.disk, self.log = world, disk, disk.log
         self.dice: random.Random = world.dice

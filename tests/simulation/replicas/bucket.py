@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.simulation.replicas.log import NO_QUEUE, QUEUES, Record
-from tests.simulation.replicas.machines import Process, Turns
+from tests.simulation.replicas.machines import SimulatedProcess, Turns
 
 HOST = "bucket"
 
@@ -32,7 +32,7 @@ class Commit:
 Entry = Epoch | Commit
 
 
-class Bucket(Process):
+class SharedBucket(SimulatedProcess):
     def __init__(self, turns: Turns) -> None:
         super().__init__(turns, HOST, 0.0)
         self.entries: list[Entry] = []

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.replicas.log import QUEUES, Record
-from tests.simulation.replicas.machines import Process
+from tests.simulation.replicas.machines import SimulatedProcess
 
 if TYPE_CHECKING:
-    from tests.simulation.replicas.world import World
+    from tests.simulation.replicas.world import ReplicasWorld
 
 SIZES = (100, 100, 100, 100, 160)
 
 
-class Producer(Process):
+class SimulatedProducer(SimulatedProcess):
     """Sends messages one after another; after an ambiguous answer the next send is a new message."""
 
-    def __init__(self, world: World, host: str) -> None:
+    def __init__(self, world: ReplicasWorld, host: str) -> None:
         super().__init__(world.turns, host, 0.0)
         self.world = world
         self.is_quiet = False
@@ -56,10 +56,10 @@ class Producer(Process):
             self._target = hosts[(hosts.index(target) + 1) % len(hosts)]
 
 
-class Reader(Process):
+class Reader(SimulatedProcess):
     """Reads a queue in order, and already read parts again, from any broker; commits its offset."""
 
-    def __init__(self, world: World, host: str) -> None:
+    def __init__(self, world: ReplicasWorld, host: str) -> None:
         super().__init__(world.turns, host, 0.0)
         self.world = world
         self._next = [0] * QUEUES

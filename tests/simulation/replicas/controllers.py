@@ -20,7 +20,7 @@ from controller.decision import (
     Rules,
     Scan,
 )
-from tests.simulation.replicas.machines import Network, Process, Turns
+from tests.simulation.replicas.machines import Network, SimulatedProcess, Turns
 from tests.simulation.replicas.register import HOST as REGISTER
 from tests.simulation.replicas.register import Register
 
@@ -32,7 +32,7 @@ TRIES = 5
 Decide = Callable[[BrokerSet | None, Mapping[int, Report], Request, int, Rules], Decision | Ask]
 
 
-class Controller(Process):
+class Controller(SimulatedProcess):
     def __init__(
         self, turns: Turns, network: Network, host: str, clock_base: float, decide: Decide, timeout_ms: int
     ) -> None:

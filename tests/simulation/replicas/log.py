@@ -44,7 +44,7 @@ NO_QUEUE = -1  # Its record is not a message.
 BOOK_SIZE = 50
 
 
-class Log:
+class ReplicatedLog:
     """Bytes from 0 on. Invariant: `_ends` ascends; `partial` is of a record that begins at the last of them."""
 
     def __init__(self) -> None:
@@ -159,8 +159,8 @@ class Log:
         for record, end in zip(self.records, self._ends, strict=True):
             self._index(record, end)
 
-    def copied(self) -> Log:
-        other = Log()
+    def copied(self) -> ReplicatedLog:
+        other = ReplicatedLog()
         other.records, other._ends, other.synced = list(self.records), list(self._ends), self.whole_end
         other._rebuild()
         return other
@@ -192,7 +192,7 @@ class Raises:
         """Forget the raises recorded above this position."""
         self.noted = [one for one in self.noted if one[0] <= log_end]
 
-    def make_anew(self, log: Log) -> None:
+    def make_anew(self, log: ReplicatedLog) -> None:
         """Rebuild queues from the log; one without a record of a raise resumes at its original offset."""
         for queue in range(QUEUES):
             if log.queues[queue]:
@@ -203,7 +203,7 @@ class Raises:
 class Disk:
     """A data directory. Saved state is synced at once; the bytes of a log are as `Log` describes."""
 
-    log: Log = field(default_factory=Log)
+    log: ReplicatedLog = field(default_factory=ReplicatedLog)
     epochs: EpochCache = field(default_factory=EpochCache)
     saved: Saved = field(default_factory=Saved)
     followed_epoch: int = 0

@@ -41,7 +41,7 @@ class Turns:
         self.now = until
 
 
-class Process:
+class SimulatedProcess:
     """One life of a program on a machine. Data for a frozen process wait; data for a dead one are lost."""
 
     def __init__(self, turns: Turns, host: str, clock_base: float) -> None:
@@ -89,7 +89,7 @@ class Process:
 class Network:
     def __init__(self, turns: Turns, dice: random.Random) -> None:
         self.turns, self._dice = turns, dice
-        self.hosts: dict[str, Process] = {}  # The process that listens there now.
+        self.hosts: dict[str, SimulatedProcess] = {}  # The process that listens there now.
         self.cut: set[tuple[str, str]] = set()  # (source, target) of the cut directions.
         self.loss = 0.0
         self.late = 0.0  # The probability that a message takes long.
@@ -106,7 +106,7 @@ class Network:
         self.cut.clear()
         self.loss = self.late = 0.0
 
-    def post(self, source: Process, target: str, call: Callable[[Any], None]) -> None:
+    def post(self, source: SimulatedProcess, target: str, call: Callable[[Any], None]) -> None:
         """Send a message: `call` gets the process that listens at the target when it arrives."""
         host = source.host
         if self.is_cut(host, target) or (self.loss and self._dice.random() < self.loss):
@@ -121,14 +121,14 @@ class Network:
 
     def ask(
         self,
-        source: Process,
+        source: SimulatedProcess,
         target: str,
         question: Callable[[Any, Callable[[Any], None]], None],
         heard: Callable[[Any], None],
     ) -> None:
         """Send a request: `question` gets the process there and a function for its answer. An answer may be lost."""
 
-        def asked(there: Process) -> None:
+        def asked(there: SimulatedProcess) -> None:
             def answer(value: Any) -> None:
                 def back(_: Any) -> None:
                     if source.is_alive:
@@ -141,7 +141,7 @@ class Network:
 
         self.post(source, target, asked)
 
-    def _post_to(self, source: Process, target: Process, call: Callable[[Any], None]) -> None:
+    def _post_to(self, source: SimulatedProcess, target: SimulatedProcess, call: Callable[[Any], None]) -> None:
         if self.is_cut(source.host, target.host) or (self.loss and self._dice.random() < self.loss):
             return
 
@@ -151,7 +151,7 @@ class Network:
 
         self.turns.after(self.delay(), arrive)
 
-    def connect(self, source: Process, target: str) -> Connection | None:
+    def connect(self, source: SimulatedProcess, target: str) -> Connection | None:
         """Connect, or return None if no process listens there. A connection over a cut link carries nothing."""
         there = self.hosts.get(target)
         return Connection(self, source, there) if there is not None and there.is_alive else None
@@ -160,27 +160,30 @@ class Network:
 class Connection:
     """Two ends. Each side sets `received` and `closed`."""
 
-    def __init__(self, network: Network, client: Process, server: Process) -> None:
+    def __init__(self, network: Network, client: SimulatedProcess, server: SimulatedProcess) -> None:
         self.network, self.client, self.server = network, client, server
-        self.received: dict[Process, Callable[[Any], None]] = {}
-        self.closed: dict[Process, Call] = {}
+        self.received: dict[SimulatedProcess, Callable[[Any], None]] = {}
+        self.closed: dict[SimulatedProcess, Call] = {}
         self._open = {client: True, server: True}
-        self._under_way: dict[Process, deque[tuple[float, Any]]] = {client: deque(), server: deque()}  # By receiver.
+        self._under_way: dict[SimulatedProcess, deque[tuple[float, Any]]] = {
+            client: deque(),
+            server: deque(),
+        }  # By receiver.
         client.connections.append(self)
         server.connections.append(self)
 
-    def other(self, end: Process) -> Process:
+    def other(self, end: SimulatedProcess) -> SimulatedProcess:
         return self.server if end is self.client else self.client
 
-    def is_open(self, end: Process) -> bool:
+    def is_open(self, end: SimulatedProcess) -> bool:
         return self._open[end]
 
-    def send(self, by: Process, message: Any) -> None:
+    def send(self, by: SimulatedProcess, message: Any) -> None:
         if not self._open[by]:
             return
         self._put(self.other(by), message)
 
-    def _put(self, target: Process, message: Any) -> None:
+    def _put(self, target: SimulatedProcess, message: Any) -> None:
         queue = self._under_way[target]
         at = self.network.turns.now + self.network.delay()
         if queue and queue[-1][0] > at:
@@ -189,10 +192,10 @@ class Connection:
         if len(queue) == 1:
             self._pump_at(target, at)
 
-    def _pump_at(self, target: Process, at: float) -> None:
+    def _pump_at(self, target: SimulatedProcess, at: float) -> None:
         self.network.turns.after(max(at - self.network.turns.now, 0.0), lambda: self._pump(target))
 
-    def _pump(self, target: Process) -> None:
+    def _pump(self, target: SimulatedProcess) -> None:
         queue = self._under_way[target]
         if not queue:
             return
@@ -209,7 +212,7 @@ class Connection:
         else:
             target.deliver(lambda: self._arrived(target, message))
 
-    def _arrived(self, target: Process, message: Any) -> None:
+    def _arrived(self, target: SimulatedProcess, message: Any) -> None:
         if not self._open[target]:
             return
         if target is self.server and target not in self.received:
@@ -217,20 +220,20 @@ class Connection:
         if target in self.received and self._open[target]:
             self.received[target](message)
 
-    def _ended(self, target: Process) -> None:
+    def _ended(self, target: SimulatedProcess) -> None:
         if self._open[target]:
             self._open[target] = False
             self._forget(target)
             if target in self.closed:
                 self.closed[target]()
 
-    def _reset_by(self, target: Process) -> None:
+    def _reset_by(self, target: SimulatedProcess) -> None:
         """Reset the connection of a sender to a dead process, if the machine of that process runs again."""
         present = self.network.hosts.get(target.host)
         if present is not None and present is not target:
             self._put(self.other(target), _END)
 
-    def close(self, by: Process) -> None:
+    def close(self, by: SimulatedProcess) -> None:
         """Close one end: it receives nothing any longer, and the other is notified after all sent data."""
         if not self._open[by]:
             return
@@ -238,13 +241,13 @@ class Connection:
         self._forget(by)
         self._put(self.other(by), _END)
 
-    def vanish(self, by: Process) -> None:
+    def vanish(self, by: SimulatedProcess) -> None:
         """Cut the power of an end: it sends nothing any longer."""
         self._open[by] = False
         self._under_way[self.other(by)].clear()
         self._forget(by)
 
-    def _forget(self, end: Process) -> None:
+    def _forget(self, end: SimulatedProcess) -> None:
         if self in end.connections:
             end.connections.remove(self)
 

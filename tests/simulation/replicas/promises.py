@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 from broker.ha.confirm import Replication
 from tests.simulation.replicas.log import NO_QUEUE, QUEUES, Record
-from tests.simulation.world import Violation
+from tests.simulation.world import BrokenInvariant
 
 if TYPE_CHECKING:
-    from tests.simulation.replicas.broker import Broker
-    from tests.simulation.replicas.world import World
+    from tests.simulation.replicas.broker import SimulatedBroker
+    from tests.simulation.replicas.world import ReplicasWorld
 
 
 class Promises:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ReplicasWorld) -> None:
         self.world = world
         self.acked: set[Record] = set()
         self.seen: set[Record] = set()
@@ -46,14 +46,14 @@ class Promises:
         return both - self.excused
 
     def fail(self, what: str) -> None:
-        raise Violation(what)
+        raise BrokenInvariant(what)
 
     # ---- recording of promises
 
     def appended(self, record: Record) -> None:
         """Record an appended message, which is not promised yet."""
 
-    def acknowledged(self, broker: Broker, record: Record) -> None:
+    def acknowledged(self, broker: SimulatedBroker, record: Record) -> None:
         epoch, who = broker.member.role.master_epoch, broker.member.broker_id
         if self._who.setdefault(epoch, who) != who:
             self.fail(f"one: {self._who[epoch]} and {who} acknowledge in epoch {epoch}")
@@ -78,7 +78,7 @@ class Promises:
             self._not_archived(broker, record)
         self.world.counts["acknowledged"] += 1
 
-    def _not_archived(self, broker: Broker, record: Record) -> None:
+    def _not_archived(self, broker: SimulatedBroker, record: Record) -> None:
         """Check that an acknowledged message does not have the place of another archived one."""
         there = next((one for one in self.world.bucket.archived if _place(one) == _place(record)), record)
         if there is not record:
@@ -89,7 +89,7 @@ class Promises:
         self._raised.add((queue, offset))
         self.world.counts["queues raised"] += 1
 
-    def shown(self, broker: Broker, record: Record) -> None:
+    def shown(self, broker: SimulatedBroker, record: Record) -> None:
         self.seen.add(record)
         self.world.counts["shown"] += 1
         if self.world.waits:
@@ -113,7 +113,7 @@ class Promises:
 
     # ---- faults
 
-    def cut(self, broker: Broker, gone: list[Record]) -> None:
+    def cut(self, broker: SimulatedBroker, gone: list[Record]) -> None:
         """Record a truncation: `diverged/` keeps the messages for `async`; otherwise a master must have them."""
 
     def lost(self, host: str, gone: list[Record], *, with_disk: bool = False) -> None:
@@ -131,7 +131,7 @@ class Promises:
 
     # ---- verification
 
-    def promoted(self, broker: Broker) -> None:
+    def promoted(self, broker: SimulatedBroker) -> None:
         """Check a master that begins to serve. One that the register no longer names cannot acknowledge alone."""
         self._order(broker)
         value = self.world.register.value
@@ -152,7 +152,7 @@ class Promises:
                 end = len(broker.log.queues[queue])
                 self.fail(f"groups: {broker.host} is master, queue {queue} ends at {end}, the group is at {offset}")
 
-    def at_rest(self, master: Broker) -> None:
+    def at_rest(self, master: SimulatedBroker) -> None:
         """Check after all faults are healed: nothing may be missing."""
         missing = [record for record in self.must_keep if not master.log.has(record)]
         if not self.world.waits:
@@ -174,7 +174,7 @@ class Promises:
                 self.fail(f"archive: {record} is archived, and {following[record.queue]} were to come")
             following[record.queue] = record.queue_offset + 1
 
-    def _order(self, broker: Broker) -> None:
+    def _order(self, broker: SimulatedBroker) -> None:
         following = [0] * QUEUES
         for record in broker.log.records:
             if record.queue == NO_QUEUE:

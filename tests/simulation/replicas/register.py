@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from controller.broker_set import BrokerSet
-from tests.simulation.replicas.machines import Process, Turns
+from tests.simulation.replicas.machines import SimulatedProcess, Turns
 
 HOST = "register"
 
 
-class Register(Process):
+class Register(SimulatedProcess):
     """A process whose only state is its value; it is accessed through the network."""
 
     def __init__(self, turns: Turns) -> None:

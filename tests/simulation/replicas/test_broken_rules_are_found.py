@@ -21,17 +21,17 @@ from broker.ha.member_events import Action, HandOver, Register, Saved, StopFollo
 from controller.broker_set import BrokerSet
 from controller.decision import AlterSyncStateSet, Answer, Ask, Asked, Decision, RegisterBroker
 from neve.remoting.codes import ResponseCode
-from tests.simulation.replicas.broker import Broker
+from tests.simulation.replicas.broker import SimulatedBroker
 from tests.simulation.replicas.bucket import HOST as BUCKET
-from tests.simulation.replicas.bucket import Bucket, Entry
+from tests.simulation.replicas.bucket import Entry, SharedBucket
 from tests.simulation.replicas.log import Disk, Raises, Record
-from tests.simulation.replicas.world import World
-from tests.simulation.world import Violation
+from tests.simulation.replicas.world import ReplicasWorld
+from tests.simulation.world import BrokenInvariant
 
 SEEDS = range(150)
 
 
-class Sync(World):
+class Sync(ReplicasWorld):
     """Three synchronous members that acknowledge from memory."""
 
     mode = Replication.SYNC
@@ -87,13 +87,13 @@ class Repeats(Sync):
                 self.befalls(masters[0], self.dice.choice(slaves))
             self.rest()
 
-    def befalls(self, master: Broker, slave: Broker) -> None:
+    def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         raise NotImplementedError
 
     def goes_on(self, least: float, most: float) -> None:
         self.turns.run(self.dice.uniform(least, most))
 
-    def present(self, broker: Broker) -> Broker:
+    def present(self, broker: SimulatedBroker) -> SimulatedBroker:
         """Return the process that runs now in place of this one."""
         now = self.machines[broker.host].broker
         assert now is not None
@@ -106,7 +106,7 @@ class JoinsUnheard(Repeats):
     mode = Replication.SYNC_AVAILABLE
     size = 2
 
-    def befalls(self, master: Broker, slave: Broker) -> None:
+    def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         self._die(slave, power=False)
         self.turns.run(5.0)
         self._start(slave.host)
@@ -119,12 +119,12 @@ class JoinsUnheard(Repeats):
         self.goes_on(3.0, 6.0)
 
 
-def _found(world: type[World], known: int) -> str:
+def _found(world: type[ReplicasWorld], known: int) -> str:
     """Return the first broken promise, with the seed known to find it, or with any seed if histories have changed."""
     for seed in (known, *SEEDS):
         try:
             world(seed).run()
-        except Violation as violation:
+        except BrokenInvariant as violation:
             return str(violation)
     return "nothing is found"
 
@@ -176,7 +176,7 @@ class _SecondOfThree(Confirm):
 class LastsWithOne(Repeats):
     """One slave receives nothing any longer, the other one dies, then the master."""
 
-    def befalls(self, master: Broker, slave: Broker) -> None:
+    def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         self.network.cut.add((master.host, slave.host))
         self.goes_on(0.5, 2.0)
         for other in self._up():
@@ -212,7 +212,7 @@ class LosesItsTail(Repeats):
 
     size = 2
 
-    def befalls(self, master: Broker, slave: Broker) -> None:
+    def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         self._slow[slave.host] = 5.0
         self.goes_on(1.0, 4.0)
         self._die(slave, power=True)
@@ -273,7 +273,7 @@ class _NeverRegistersAgain(Member):
         return super()._regular(now)
 
 
-class NeverRegistersAgain(World):
+class NeverRegistersAgain(ReplicasWorld):
     """A late registration of a former life remains valid."""
 
     member_class = _NeverRegistersAgain
@@ -302,7 +302,7 @@ class KeepsFollowing(Sync):
 class CountsQueuesByConfirm(Sync):
     """The next offset of a queue follows the confirmed offset instead of the log end."""
 
-    def next_queue_offset(self, broker: Broker, queue: int) -> int:
+    def next_queue_offset(self, broker: SimulatedBroker, queue: int) -> int:
         return sum(end <= broker.member.confirm for _, end in broker.log.queues[queue])
 
 
@@ -318,7 +318,7 @@ class ElectsInSilence(Repeats):
 
     says_settled = False  # That is a write.
 
-    def befalls(self, master: Broker, slave: Broker) -> None:
+    def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         self._quiet()
         self.turns.run(2.0)
         master.happens(HandOver(slave.member.broker_id))
@@ -338,7 +338,7 @@ class KeepsTheFormerEpoch(ElectsInSilence):
         return super().cut_point(*logs, **{**others, "followed_epoch": others["master_epoch"]})
 
 
-class KeepsEmptyEpochs(World):
+class KeepsEmptyEpochs(ReplicasWorld):
     """An epoch without a byte is kept if nothing is truncated."""
 
     def drop_epochs(self, disk: Disk, point: int) -> None:
@@ -352,7 +352,7 @@ class ReconnectsSlowly(Repeats):
     size = 2
     send_every = 0.1
 
-    def befalls(self, master: Broker, slave: Broker) -> None:
+    def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         slave.lose_upstream()
         self.goes_on(0.2, 0.8)
         self._die(master, power=False)
@@ -420,7 +420,7 @@ class EligibleForEver(Available):
 class GoesAsItJoins(Repeats):
     """A slave returns, the request to join it is lost, and it disappears for good: the others must continue."""
 
-    def befalls(self, master: Broker, slave: Broker) -> None:
+    def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         self._die(slave, power=False)
         self.turns.run(5.0)
         self._start(slave.host)
@@ -529,7 +529,7 @@ class SyncsSlowly(LosesPower):
 class ArchivesWhatIsConfirmed(SyncsSlowly):
     """A round archives messages acknowledged from memory; then all members lose their power."""
 
-    def archivable(self, broker: Broker) -> int:
+    def archivable(self, broker: SimulatedBroker) -> int:
         return broker.member.confirm
 
 
@@ -542,7 +542,7 @@ class LosesWhatIsArchived(Repeats):
 
     mode = Replication.SYNC_AVAILABLE
 
-    def befalls(self, master: Broker, slave: Broker) -> None:
+    def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         others = [broker.host for broker in self._up() if broker is not master]
         for host in others:
             broker = self.machines[host].broker
@@ -573,7 +573,7 @@ class LosesWhatIsArchived(Repeats):
     def settled(self, others: list[str]) -> None:
         """Act once the bucket is reachable again; the default is to do nothing."""
 
-    def _elected(self, hosts: list[str]) -> Broker | None:
+    def _elected(self, hosts: list[str]) -> SimulatedBroker | None:
         for _ in range(40):
             self.turns.run(0.5)
             self._operator()
@@ -635,14 +635,14 @@ class NotesNoRaise(RestartsWhoFollows):
         return Disk(raises=_KeepsNoRaise())
 
 
-class _Careless(Bucket):
+class _Careless(SharedBucket):
     """Appends do not compare."""
 
     def append(self, index: int, entry: Entry) -> bool:
         return super().append(len(self.entries), entry)
 
 
-class ArchivesWithoutCompare(World):
+class ArchivesWithoutCompare(ReplicasWorld):
     """Answers of the bucket are late: two masters, or two rounds of one master, append."""
 
     def __init__(self, seed: int) -> None:
@@ -677,7 +677,7 @@ RIGHT = (
 
 
 @pytest.mark.parametrize("world", RIGHT)
-def test_worlds_with_correct_rules_break_no_promise(world: type[World]) -> None:
+def test_worlds_with_correct_rules_break_no_promise(world: type[ReplicasWorld]) -> None:
     for seed in range(10):
         world(seed).run()
 
@@ -713,5 +713,5 @@ def test_worlds_with_correct_rules_break_no_promise(world: type[World]) -> None:
         (NotesNoRaise, "archive", 0),
     ],
 )
-def test_simulation_finds_a_broken_rule(world: type[World], promise: str, known: int) -> None:
+def test_simulation_finds_a_broken_rule(world: type[ReplicasWorld], promise: str, known: int) -> None:
     assert re.search(rf"members\): ({promise}): ", _found(world, known))

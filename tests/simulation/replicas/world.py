@@ -15,17 +15,17 @@ from broker.ha.member import Member, MemberRules, State
 from broker.ha.member_events import Alter, HandOver, Life, Saved
 from controller import decision
 from controller.broker_set import BrokerSet
-from tests.simulation.replicas.broker import Broker
+from tests.simulation.replicas.broker import SimulatedBroker
 from tests.simulation.replicas.bucket import HOST as BUCKET
-from tests.simulation.replicas.bucket import Bucket
-from tests.simulation.replicas.clients import Producer, Reader
+from tests.simulation.replicas.bucket import SharedBucket
+from tests.simulation.replicas.clients import Reader, SimulatedProducer
 from tests.simulation.replicas.controllers import NAME, Controller
 from tests.simulation.replicas.log import Disk, Record
 from tests.simulation.replicas.machines import Network, Turns
 from tests.simulation.replicas.promises import Promises
 from tests.simulation.replicas.register import HOST as REGISTER
 from tests.simulation.replicas.register import Register
-from tests.simulation.world import Violation
+from tests.simulation.world import BrokenInvariant
 
 CONTROLLER_TIMEOUT_MS = 4000
 COPY = "x1"
@@ -39,14 +39,14 @@ class Machine:
 
     host: str
     disk: Disk
-    broker: Broker | None = None
+    broker: SimulatedBroker | None = None
 
     @property
     def is_up(self) -> bool:
         return self.broker is not None and self.broker.is_alive
 
 
-class World:
+class ReplicasWorld:
     """A world with the real rules; a test that breaks one overrides it."""
 
     send_every, read_every = 0.25, 0.4
@@ -67,7 +67,7 @@ class World:
         self.promises = Promises(self)
         self.register = Register(self.turns)
         self.network.hosts[REGISTER] = self.register
-        self.bucket = Bucket(self.turns)
+        self.bucket = SharedBucket(self.turns)
         self.network.hosts[BUCKET] = self.bucket
         self.controllers: dict[str, Controller] = {}
         for number in range(1, self.dice.choice((1, 2, 3)) + 1):
@@ -75,7 +75,7 @@ class World:
         self.machines = {host: Machine(host, self.new_disk()) for host in self.hosts}
         for host in self.hosts:
             self._start(host)
-        self.producers = [Producer(self, f"p{number}") for number in (1, 2)]
+        self.producers = [SimulatedProducer(self, f"p{number}") for number in (1, 2)]
         self.readers = [Reader(self, "r1")]
 
     def choose(self) -> None:
@@ -118,13 +118,13 @@ class World:
         """Drop epochs even if nothing is truncated: an own epoch without a byte is unknown to the master."""
         disk.epochs.truncate(point)
 
-    def archivable(self, broker: Broker) -> int:
+    def archivable(self, broker: SimulatedBroker) -> int:
         """Return up to where a round of this master archives."""
         confirming = broker.member.confirming
         assert confirming is not None
         return confirming.archivable(broker.log.synced)
 
-    def next_queue_offset(self, broker: Broker, queue: int) -> int:
+    def next_queue_offset(self, broker: SimulatedBroker, queue: int) -> int:
         return max(len(broker.log.queues[queue]), broker.disk.raises.goes_on[queue])
 
     def raised_by(self, record: Record) -> tuple[int, ...]:
@@ -181,10 +181,10 @@ class World:
         """Play the whole history; raise Violation."""
         try:
             self.tell(self.steps if steps is None else steps)
-        except Violation as violation:
-            raise Violation(self._told(str(violation))) from None
+        except BrokenInvariant as violation:
+            raise BrokenInvariant(self._told(str(violation))) from None
         except Exception as error:
-            raise Violation(self._told(f"{type(error).__name__}: {error}")) from error
+            raise BrokenInvariant(self._told(f"{type(error).__name__}: {error}")) from error
 
     def tell(self, steps: int) -> None:
         """Inject one fault after another."""
@@ -243,19 +243,19 @@ class World:
     def _start(self, host: str, *, is_copy: bool = False) -> None:
         machine = self.machines[host]
         assert not machine.is_up
-        machine.broker = Broker(self, host, machine.disk, is_copy=is_copy)
+        machine.broker = SimulatedBroker(self, host, machine.disk, is_copy=is_copy)
         self.network.hosts[host] = machine.broker
 
-    def _up(self) -> list[Broker]:
+    def _up(self) -> list[SimulatedBroker]:
         return [machine.broker for machine in self.machines.values() if machine.broker is not None and machine.is_up]
 
-    def _some_up(self) -> Broker | None:
+    def _some_up(self) -> SimulatedBroker | None:
         """Return a running member; the master is twice as likely."""
         up = self._up()
         leading = [broker for broker in up if broker.member.confirming is not None]
         return self.dice.choice(up + leading) if up else None
 
-    def _die(self, broker: Broker, *, power: bool) -> None:
+    def _die(self, broker: SimulatedBroker, *, power: bool) -> None:
         broker.die(tells=not power)
         if power:
             self.promises.lost(broker.host, broker.log.lose_unsynced(self.dice))

@@ -67,7 +67,7 @@ class _Objects(MutableMapping[str, tuple[bytes, int]]):
         return sorted(self._folders)
 
 
-class Bucket(FaultyStore):
+class BilledBucket(FaultyStore):
     """A bucket; `billed` counts requests by kind, with one listing for each thousand keys."""
 
     def __init__(self, clock: ManualClock, seed: int) -> None:

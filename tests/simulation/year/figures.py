@@ -13,7 +13,7 @@ import msgspec
 TOLERANCE = 1.05
 
 
-class Figures(msgspec.Struct):
+class DayFigures(msgspec.Struct):
     """Figures at the end of a day; requests are those of that day alone."""
 
     day: int
@@ -36,7 +36,7 @@ class Figures(msgspec.Struct):
     requests: dict[str, int]
 
 
-def told(figures: Figures) -> str:
+def told(figures: DayFigures) -> str:
     """Return a line of the table."""
     requests = " ".join(f"{kind} {count:,}" for kind, count in sorted(figures.requests.items()))
     return (
@@ -56,7 +56,7 @@ BOUNDED = (
 )  # fmt: skip
 
 
-def growing(days: Sequence[Figures], slack: Mapping[str, int] | None = None) -> list[str]:
+def growing(days: Sequence[DayFigures], slack: Mapping[str, int] | None = None) -> list[str]:
     """Return the figures that grew in the last quarter of the days, beyond the growth of traffic.
 
     `slack` is the allowed growth of figures that change in large steps.
@@ -75,11 +75,11 @@ def growing(days: Sequence[Figures], slack: Mapping[str, int] | None = None) -> 
     return sorted(found)
 
 
-def _values(days: Sequence[Figures], name: str) -> list[float]:
+def _values(days: Sequence[DayFigures], name: str) -> list[float]:
     return [getattr(one, name) for one in days]
 
 
-def _requests(days: Sequence[Figures], kind: str) -> list[float]:
+def _requests(days: Sequence[DayFigures], kind: str) -> list[float]:
     return [one.requests.get(kind, 0) for one in days]
 
 

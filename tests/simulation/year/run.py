@@ -12,7 +12,7 @@ import sys
 import time
 
 from tests.simulation.year.figures import growing, told
-from tests.simulation.year.world import SMALL, YEAR, World
+from tests.simulation.year.world import SMALL, YEAR, YearWorld
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     size = SMALL if arguments.small else YEAR
     chosen = {name: value for name in ("days", "topics", "messages") if (value := getattr(arguments, name)) is not None}
     size = dataclasses.replace(size, **chosen)
-    world = World(size, arguments.seed)
+    world = YearWorld(size, arguments.seed)
     days, every, began = [], arguments.every, time.process_time()
     try:
         for figures in world.run():

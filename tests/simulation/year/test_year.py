@@ -10,12 +10,12 @@ import pytest
 
 from neve.archive.catalog.journal_reader import read_catalog
 from tests.simulation.process import BROKER
-from tests.simulation.year.figures import Figures, growing, memory_of
-from tests.simulation.year.world import SMALL, World
+from tests.simulation.year.figures import DayFigures, growing, memory_of
+from tests.simulation.year.world import SMALL, YearWorld
 
 
 def test_figures_stay_bounded_and_the_archive_is_complete() -> None:
-    world = World(SMALL)
+    world = YearWorld(SMALL)
     try:
         days = list(world.run())
         assert world.verify().problems == []
@@ -33,7 +33,7 @@ def test_figures_stay_bounded_and_the_archive_is_complete() -> None:
 
 @pytest.mark.parametrize("name", ["live", "catalog_memory", "entries"])
 def test_growth_is_reported(name: str) -> None:
-    steady = Figures(**dict.fromkeys(Figures.__struct_fields__, 1000) | {"requests": {"PUT": 1000}})  # type: ignore[arg-type]
+    steady = DayFigures(**dict.fromkeys(DayFigures.__struct_fields__, 1000) | {"requests": {"PUT": 1000}})  # type: ignore[arg-type]
     assert growing([steady] * 8) == []
     grown = msgspec.structs.replace(steady, **{name: 1100})
     (found,) = growing([steady] * 6 + [grown] * 2)
@@ -41,7 +41,7 @@ def test_growth_is_reported(name: str) -> None:
 
 
 def test_requests_in_proportion_to_traffic_are_not_growth() -> None:
-    steady = Figures(**dict.fromkeys(Figures.__struct_fields__, 1000) | {"requests": {"PUT": 1000}})  # type: ignore[arg-type]
+    steady = DayFigures(**dict.fromkeys(DayFigures.__struct_fields__, 1000) | {"requests": {"PUT": 1000}})  # type: ignore[arg-type]
     more = msgspec.structs.replace(steady, requests={"PUT": 2000})
     assert growing([steady] * 6 + [more] * 2) == [
         "PUT requests a day: 2,000 in the last quarter, 1,000 in the one before"

@@ -3,7 +3,7 @@
 The real parts are those of the storage simulation: the broker's start, store, tables and topic deletion, journal,
 catalog, checkpoints, state slots, rounds, TTL, eviction, compaction's planner and REPLACE, the sweep. The disk is a
 directory in memory. Replaced are the bucket (`bucket.py`), the worker (an object is a list of its records, not Parquet)
-and the clock. Jobs run at fixed times of a day (`World._day`), far less often than a broker's own, with more work each.
+and the clock. Jobs run at fixed times of a day (`_day`), far less often than a broker's own, with more work each.
 
 Traffic follows Zipf's law over the existing topics. Topics are deleted each day; half of them are created again under
 their name, at once or weeks later, the others make room for new topics. Each week has a restart, alternating between a
@@ -34,9 +34,9 @@ from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.read.verify import VerifyReport, verify
 from tests.simulation.faulty_store import URL
 from tests.simulation.process import BROKER, Process, outside
-from tests.simulation.workers import QuickWorker
-from tests.simulation.year.bucket import CHECKPOINT, DATA, JOURNAL, STATE, Bucket
-from tests.simulation.year.figures import Figures, memory_of
+from tests.simulation.workers import SimulatedWorker
+from tests.simulation.year.bucket import CHECKPOINT, DATA, JOURNAL, STATE, BilledBucket
+from tests.simulation.year.figures import DayFigures, memory_of
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 QUEUES = 4
@@ -108,13 +108,13 @@ class _Disk(RealDisk):
             release()
 
 
-class World:
+class YearWorld:
     """One life; `run` yields the figures of each day."""
 
     def __init__(self, size: Size, seed: int = 1) -> None:
         self.size, self._random = size, random.Random(seed)
         self.clock = ManualClock(1_767_225_600_000)
-        self.bucket = Bucket(self.clock, seed)
+        self.bucket = BilledBucket(self.clock, seed)
         self._root = Path(tempfile.mkdtemp(prefix="neve-year-", dir="/dev/shm"))
         self._disk = _Disk()
         self._config = BrokerConfig(
@@ -143,12 +143,12 @@ class World:
         self._disk.kill()
         shutil.rmtree(self._root, ignore_errors=True)
 
-    def _make_worker(self) -> QuickWorker:
-        return QuickWorker(self._disk, self.bucket)  # type: ignore[arg-type]
+    def _make_worker(self) -> SimulatedWorker:
+        return SimulatedWorker(self._disk, self.bucket)  # type: ignore[arg-type]
 
     # ---- days
 
-    def run(self) -> Iterator[Figures]:
+    def run(self) -> Iterator[DayFigures]:
         logging.disable(logging.CRITICAL)
         try:
             self._start()
@@ -289,13 +289,13 @@ class World:
 
     # ---- figures
 
-    def _figures(self, day: int, requests: dict[str, int]) -> Figures:
+    def _figures(self, day: int, requests: dict[str, int]) -> DayFigures:
         catalog = self._process.journal.catalog
         if day % self.size.measured_each == 0 or not self._memory:
             self._memory, self._files = memory_of(catalog), self._local_files()
         counts, sizes = self.bucket.objects.counts, self.bucket.objects.sizes
         journal = counts[JOURNAL], sizes[JOURNAL]
-        found = Figures(
+        found = DayFigures(
             day=day, topics=len(self.topics), names=self._numbers, messages=self.messages,
             journal_entries=journal[0], journal_bytes=journal[1],
             entries=catalog.next_seq - self._entries,

@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import msgspec
@@ -21,6 +20,7 @@ from neve.archive.format.keys import data_key
 from neve.archive.rows.schema import FILTERED, FILTERS_MARK, SCHEMA, DamagedObject, writer_options
 from neve.record.codec import decode_record, encode_record
 from tests.kit.archive.one_upload import upload_one
+from tests.kit.archive.records import Run
 from tiered.read.cold_query import has_key
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
@@ -40,14 +40,7 @@ ODD = [
 
 
 @dataclass
-class Run:
-    first_offset: int
-    physical: Any
-    sizes: Any
-
-
-@dataclass
-class Written:
+class WrittenObject:
     name: CommittedObject
     path: Path
     records: list[bytes]
@@ -64,7 +57,7 @@ def properties_of(number: int) -> bytes:
     return b"UNIQ_KEY\x01U%d\x02KEYS\x01k%d hundred%d\x02" % (number, number, number // 100)
 
 
-def write(worker: WorkerClient, root: Path, number: int, *, odd: bool = False) -> Written:
+def write(worker: WorkerClient, root: Path, number: int, *, odd: bool = False) -> WrittenObject:
     """Write the object of round `number` with ROWS incompressible messages of about 1 KiB, and optional odd ones."""
     noise, log, records = random.Random(number), bytearray(), []
     base, first = number << 30, number * ROWS
@@ -85,15 +78,15 @@ def write(worker: WorkerClient, root: Path, number: int, *, odd: bool = False) -
     runs = {0: Run(first, base + np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes)}
     facts = {"cluster": "c", "broker": "b", "round": str(number)}
     name = upload_one(worker, f"dir:{root / 'store'}", intent, runs, [(str(path), base, len(log))], facts)
-    return Written(name, root / "store" / key, records)
+    return WrittenObject(name, root / "store" / key, records)
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory, worker: WorkerClient) -> Written:
+def odd(tmp_path_factory: pytest.TempPathFactory, worker: WorkerClient) -> WrittenObject:
     return write(worker, tmp_path_factory.mktemp("odd"), 3, odd=True)
 
 
-def test_filter_may_hold_every_word_that_a_query_can_find(odd: Written, worker: WorkerClient) -> None:
+def test_filter_may_hold_every_word_that_a_query_can_find(odd: WrittenObject, worker: WorkerClient) -> None:
     words = ["first", "second", "late", "good", "\ufffd", "ID\ufffd", "two", "words", "no", "end"]
     words += ["U900", "k1199", "hundred9", "U1200", "ID", "U"]
     records = [decode_record(raw) for raw in odd.records]
@@ -105,7 +98,7 @@ def test_filter_may_hold_every_word_that_a_query_can_find(odd: Written, worker: 
     assert set(there) <= set(held) and len(held) < len(words)
 
 
-def test_filter_answers_equal_those_of_another_parquet_reader(odd: Written) -> None:
+def test_filter_answers_equal_those_of_another_parquet_reader(odd: WrittenObject) -> None:
     with pq.ParquetFile(odd.path) as file:
         (read,) = filter_reads(file.metadata)
     data = odd.path.read_bytes()[read.start : read.start + read.length]
@@ -125,7 +118,7 @@ def test_filter_answers_equal_those_of_another_parquet_reader(odd: Written) -> N
 
 
 @given(at=st.integers(0, 16), bit=st.integers(0, 7), cut=st.integers(1, 60))
-def test_damaged_bloom_filter_is_refused(odd: Written, at: int, bit: int, cut: int) -> None:
+def test_damaged_bloom_filter_is_refused(odd: WrittenObject, at: int, bit: int, cut: int) -> None:
     with pq.ParquetFile(odd.path) as file:
         (read,) = filter_reads(file.metadata)
     start, length = read.groups[0][0]

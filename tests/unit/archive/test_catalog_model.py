@@ -17,7 +17,7 @@ from tests.kit.archive.random_objects import QUEUES, STEP, name_of
 TOPICS = ("orders", "%RETRY%" + "%" * 120, "a.b")
 
 
-class Model:
+class CatalogModel:
     """A model of the catalog with names in lists."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def test_catalog_equals_plain_list_model_for_random_histories(
 ) -> None:
     monkeypatch.setattr("neve.archive.catalog.topic_catalog.LAID_WHEN_ASKED", laid)
     random = Random(seed)
-    model, catalog = Model(), Catalog()
+    model, catalog = CatalogModel(), Catalog()
     following = dict.fromkeys(TOPICS, 0)
     skipped: list[tuple[str, int]] = []
     gone: list[CommittedObject] = []
@@ -120,7 +120,7 @@ def test_catalog_equals_plain_list_model_for_random_histories(
 
 
 def check(
-    random: Random, model: Model, catalog: Catalog, following: dict[str, int], gone: list[CommittedObject]
+    random: Random, model: CatalogModel, catalog: Catalog, following: dict[str, int], gone: list[CommittedObject]
 ) -> None:
     assert catalog.object_count == len(model.live)
     assert expiring_keys(catalog) == {key: after for key, (_, after) in model.expiring.items()}

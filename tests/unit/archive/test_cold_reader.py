@@ -34,7 +34,7 @@ def group_of(index: int) -> DecodedGroup:
     return DecodedGroup(memoryview(mapped), ROWS, ROWS * SIZE)
 
 
-class Source:
+class RecordingSource:
     def __init__(self) -> None:
         self.reads: list[int] = []
         self.kept: list[int] = []
@@ -74,7 +74,7 @@ def catalog_of(groups: int) -> Catalog:
 
 
 def test_concurrent_equal_reads_share_one_fetch() -> None:
-    source = Source()
+    source = RecordingSource()
     source.gate.clear()
     reader = ColdReader(catalog_of(1), source, "")
     with ThreadPoolExecutor(8) as pool:
@@ -87,7 +87,7 @@ def test_concurrent_equal_reads_share_one_fetch() -> None:
 
 
 def test_fetch_of_a_forgotten_object_is_returned_but_not_cached() -> None:
-    source, catalog = Source(), catalog_of(1)
+    source, catalog = RecordingSource(), catalog_of(1)
     source.gate.clear()
     reader = ColdReader(catalog, source, "")
     with ThreadPoolExecutor(1) as pool:
@@ -103,7 +103,7 @@ def test_fetch_of_a_forgotten_object_is_returned_but_not_cached() -> None:
 
 
 def test_cold_read_retries_one_failure_and_raises_after_two() -> None:
-    source = Source()
+    source = RecordingSource()
     reader = ColdReader(catalog_of(1), source, "")
     source.failures = 2
     with pytest.raises(ColdUnavailable):
@@ -114,7 +114,7 @@ def test_cold_read_retries_one_failure_and_raises_after_two() -> None:
 
 
 def test_read_ahead_serves_sequential_but_not_random_reads() -> None:
-    source = Source()
+    source = RecordingSource()
     reader = ColdReader(catalog_of(40), source, "")
     for offset in (350, 200, 5):
         reader.get("t", 0, offset, 1, 1 << 20)
@@ -128,7 +128,7 @@ def test_read_ahead_serves_sequential_but_not_random_reads() -> None:
 
 
 def test_next_location_is_looked_up_once_not_at_each_pull(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, catalog, asked = Source(), catalog_of(40), list[int]()
+    source, catalog, asked = RecordingSource(), catalog_of(40), list[int]()
     following = catalog.next_location
 
     def counted(location: Location) -> Location | None:
@@ -164,7 +164,7 @@ def test_read_ahead_without_room_is_retried() -> None:
 
 def test_disk_cache_keeps_refetched_groups_not_replayed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_fetches, "_REMEMBERED", 4)
-    source = Source()
+    source = RecordingSource()
     reader = ColdReader(catalog_of(9), source, "", 1)  # too small to keep anything in memory
     for index in (0, 1, 2, 3):
         reader.get("t", 0, index * ROWS, 1, 1 << 20)
@@ -217,7 +217,7 @@ def test_prefetched_groups_outlive_read_ones_and_expire_unused() -> None:
 
 
 def test_read_ahead_stops_before_it_evicts_its_own_work() -> None:
-    source = Source()
+    source = RecordingSource()
     reader = ColdReader(catalog_of(400), source, "", 64 * group_of(0).nbytes)
     for offset in range(0, 160, 5):
         reader.get("t", 0, offset, 5, 1 << 20, group="a")
@@ -228,7 +228,7 @@ def test_read_ahead_stops_before_it_evicts_its_own_work() -> None:
 
 
 def test_groups_on_one_queue_have_independent_read_ahead() -> None:
-    source = Source()
+    source = RecordingSource()
     reader = ColdReader(catalog_of(40), source, "")
     for step in range(2):
         reader.get("t", 0, 5 + step, 1, 1 << 20, group="a")
@@ -239,7 +239,7 @@ def test_groups_on_one_queue_have_independent_read_ahead() -> None:
 
 
 def test_broadcast_clients_have_independent_read_ahead() -> None:
-    source = Source()
+    source = RecordingSource()
     reader = ColdReader(catalog_of(40), source, "")
     for step in range(2):
         reader.get("t", 0, 5 + step, 1, 1 << 20, group="g", client=("10.0.0.1", 1))
@@ -250,7 +250,7 @@ def test_broadcast_clients_have_independent_read_ahead() -> None:
 
 
 def test_replay_of_one_group_does_not_delay_another_group() -> None:
-    source = Source()
+    source = RecordingSource()
     source.gate.clear()
     reader = ColdReader(catalog_of(400), source, "")
     flood = [reader.locate("replay", "t", 0, index * ROWS) for index in range(300)]
@@ -266,7 +266,7 @@ def test_replay_of_one_group_does_not_delay_another_group() -> None:
 
 
 def test_cancelled_fetch_leaves_the_bounded_queue() -> None:
-    source = Source()
+    source = RecordingSource()
     source.gate.clear()
     reader = ColdReader(catalog_of(LINE_MAX + 50), source, "")
     located = []
@@ -288,7 +288,7 @@ def test_cancelled_fetch_leaves_the_bounded_queue() -> None:
 
 def test_read_from_a_hanging_store_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_reader, "_QUESTION_SECONDS", 0.05)
-    source = Source()
+    source = RecordingSource()
     source.gate.clear()
     reader = ColdReader(catalog_of(1), source, "")
     questions: list[Callable[[], object]] = [
@@ -304,7 +304,7 @@ def test_read_from_a_hanging_store_times_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_object_that_expires_during_its_read_is_no_failure() -> None:
-    class Vanishing(Source):
+    class Vanishing(RecordingSource):
         def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup:
             if catalog.next_seq == 1:
                 catalog.apply(1, Expire(keys=["k"], delete_after_ms=0, minimums={"t": {0: 10}}))
@@ -319,7 +319,7 @@ def test_object_that_expires_during_its_read_is_no_failure() -> None:
 
 def test_offline_catalog_never_reports_unknown_offsets_as_lost() -> None:
     current = [False]
-    reader = ColdReader(catalog_of(1), Source(), "", is_current=lambda: current[0])
+    reader = ColdReader(catalog_of(1), RecordingSource(), "", is_current=lambda: current[0])
     for queue in (0, 1):
         with pytest.raises(ColdUnavailable, match="not known now"):
             reader.get("t", queue, 50, 4, 1 << 20)
@@ -330,7 +330,7 @@ def test_offline_catalog_never_reports_unknown_offsets_as_lost() -> None:
 
 
 def test_tags_and_time_find_rows_across_row_groups() -> None:
-    reader = ColdReader(catalog_of(3), Source(), "")
+    reader = ColdReader(catalog_of(3), RecordingSource(), "")
     got = reader.get("t", 0, 0, 3, 1 << 20, frozenset({1}))
     assert (got.count, got.next_offset, len(got.buffers)) == (3, 6, 3)
     assert reader.get("t", 0, 0, 3, 1 << 20, frozenset({7})).status == "NO_MATCHED_MESSAGE"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from neve.archive.rows.rebuild import rebuild
 from neve.archive.rows.schema import DamagedObject
 from tests.kit.archive.records import TOPIC, Run
-from tests.kit.archive.sealed_objects import SMALL, Log, Sealed
+from tests.kit.archive.sealed_objects import SMALL, Sealed, SealedLog
 from tiered.write import compactor
 from tiered.write.compactor import Input
 from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, in_order, plan_groups
@@ -47,7 +47,7 @@ COUNTS = st.dictionaries(st.integers(0, 3), st.integers(1, 12), min_size=1)
 def test_compaction_keeps_each_record_once(
     tmp_path_factory: pytest.TempPathFactory, objects: list[dict[int, int]], seed: int, sizes: GroupSizes
 ) -> None:
-    log = Log(tmp_path_factory.mktemp("log"), seed)
+    log = SealedLog(tmp_path_factory.mktemp("log"), seed)
     for counts in objects:
         log.object_of(counts)
     made = log.compact(sizes=sizes)
@@ -67,7 +67,7 @@ def test_compaction_keeps_each_record_once(
 def test_only_rows_below_the_minimums_are_dropped(
     tmp_path_factory: pytest.TempPathFactory, objects: list[dict[int, int]], below: dict[int, int]
 ) -> None:
-    log = Log(tmp_path_factory.mktemp("log"))
+    log = SealedLog(tmp_path_factory.mktemp("log"))
     for counts in objects:
         log.object_of(counts)
     left = {at: raw for at, raw in log.sealed.items() if at[1] >= below.get(at[0], 0)}
@@ -79,7 +79,7 @@ def test_only_rows_below_the_minimums_are_dropped(
 
 
 def test_row_groups_equal_those_of_a_single_round(tmp_path: Path) -> None:
-    log = Log(tmp_path)
+    log = SealedLog(tmp_path)
     for _ in range(5):
         log.object_of({0: 9, 1: 3, 2: 30})
     made = log.compact()
@@ -91,7 +91,7 @@ def test_row_groups_equal_those_of_a_single_round(tmp_path: Path) -> None:
 
 
 def test_hundred_thousand_mixed_records_survive_two_compactions(tmp_path: Path) -> None:
-    log = Log(tmp_path)
+    log = SealedLog(tmp_path)
     for number in range(20):
         log.object_of(dict.fromkeys(range(4), 1250), GroupSizes(1 << 18, 1 << 14))
         assert log.inputs[number].name.rows == 5000
@@ -106,7 +106,7 @@ def test_hundred_thousand_mixed_records_survive_two_compactions(tmp_path: Path) 
 def test_small_row_groups_are_read_once_for_any_number_of_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log(tmp_path)
+    log = SealedLog(tmp_path)
     for _ in range(6):
         log.object_of({0: 2, 1: 2, 2: 2}, GroupSizes())
     read: list[str] = []
@@ -124,7 +124,7 @@ def test_small_row_groups_are_read_once_for_any_number_of_queues(
 
 def test_compactor_bounds_the_bytes_of_held_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor, "GROUPS_BYTES", 1000)
-    log = Log(tmp_path)
+    log = SealedLog(tmp_path)
     for _ in range(5):
         log.object_of({0: 6, 1: 6})
     groups = compactor._Groups(log.inputs)
@@ -136,7 +136,7 @@ def test_compactor_bounds_the_bytes_of_held_row_groups(tmp_path: Path, monkeypat
 
 
 def test_row_group_merged_from_many_does_not_retain_their_tables(tmp_path: Path) -> None:
-    log = Log(tmp_path)
+    log = SealedLog(tmp_path)
     for _ in range(20):
         log.object_of({0: 1, 1: 80}, GROUP_SIZES)
     held = [(rows, records) for queue, rows, records in compactor._rows(log.inputs, {}, {}) if queue == 0]
@@ -172,7 +172,7 @@ def flipped(one: Input) -> Input:
 
 @pytest.mark.parametrize("spoil", [other_sha, shifted, cut, flipped])
 def test_input_that_differs_from_the_journal_makes_no_object(tmp_path: Path, spoil: Callable[[Input], Input]) -> None:
-    log = Log(tmp_path)
+    log = SealedLog(tmp_path)
     for _ in range(3):
         log.object_of({0: 20, 1: 5})
     inputs = [log.inputs[0], spoil(log.inputs[1]), log.inputs[2]]
@@ -182,14 +182,14 @@ def test_input_that_differs_from_the_journal_makes_no_object(tmp_path: Path, spo
 
 
 def test_offset_in_two_inputs_makes_no_object(tmp_path: Path) -> None:
-    log = Log(tmp_path)
+    log = SealedLog(tmp_path)
     one = log.object_of({0: 20})
     with pytest.raises(DamagedObject, match="in two of the objects"):
         log.compact([one, one])
 
 
 def test_file_that_fails_verification_is_not_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log(tmp_path)
+    log = SealedLog(tmp_path)
     log.object_of({0: 20})
     written = pq.ParquetWriter.write_table
 

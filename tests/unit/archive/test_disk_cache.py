@@ -73,7 +73,7 @@ def test_files_of_a_dead_process_are_removed(disk: SimDisk) -> None:
     assert (files(disk), cache.nbytes) == ([], 0)
 
 
-class FailingDisk(SimDisk):
+class FailingCacheDisk(SimDisk):
     """A disk that fails at one kind of call, like a full or failing disk."""
 
     fails = ""
@@ -97,7 +97,7 @@ class FailingDisk(SimDisk):
 
 @pytest.mark.parametrize("fails", ["append", "read", "make_dirs"])
 def test_failing_disk_only_disables_the_cache(fails: str) -> None:
-    disk = FailingDisk()
+    disk = FailingCacheDisk()
     disk.fails = fails if fails == "make_dirs" else ""
     cache = DiskCache(disk, DIRECTORY, 1 << 20)
     cache.put("before", BLOCK)

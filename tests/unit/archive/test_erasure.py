@@ -184,7 +184,7 @@ def test_erasure_searches_the_topic_and_retry_topics() -> None:
     assert spans_of_rows([(1, 4), (0, 2), (0, 3), (0, 5), (0, 2)]) == {0: [(2, 3), (5, 5)], 1: [(4, 4)]}
 
 
-class Counted(Sequence[tuple[int, int]]):
+class CountedSpans(Sequence[tuple[int, int]]):
     """A sequence of spans that counts its reads."""
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
@@ -200,7 +200,7 @@ class Counted(Sequence[tuple[int, int]]):
 
 
 def test_search_in_many_spans_reads_only_touching_ones() -> None:
-    spans = Counted([(at, at + 1) for at in range(0, 40_000, 4)])
+    spans = CountedSpans([(at, at + 1) for at in range(0, 40_000, 4)])
     assert rows_left(20_000, 20_009, 0, spans) == [(20_002, 20_003), (20_006, 20_007)]
     assert not holds(name_of(0, 100, [(0, 20_002, 20_003), (1, 0, 9)]), {0: spans})
     assert holds(name_of(0, 100, [(0, 20_003, 20_004)]), {0: spans})

@@ -8,7 +8,7 @@ from tests.kit.clock.waiting import wait_until
 from tiered.read.fetch_queue import LINE_MAX, Fetch, FetchQueue, QueueFull
 
 
-class Work:
+class GatedFetches:
     """Fetches that record their order. `gate` blocks the running ones."""
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Work:
 
 
 @pytest.fixture
-def work() -> Work:
-    return Work()
+def work() -> GatedFetches:
+    return GatedFetches()
 
 
-def test_groups_are_served_in_turn(work: Work) -> None:
+def test_groups_are_served_in_turn(work: GatedFetches) -> None:
     queue = FetchQueue(1, 100)
     for index in range(4):
         queue.put(work.fetch(f"a{index}"), "a")
@@ -43,7 +43,7 @@ def test_groups_are_served_in_turn(work: Work) -> None:
     queue.close()
 
 
-def test_single_group_never_occupies_every_thread(work: Work) -> None:
+def test_single_group_never_occupies_every_thread(work: GatedFetches) -> None:
     queue = FetchQueue(3, 100)
     for index in range(9):
         queue.put(work.fetch(f"a{index}"), "a")
@@ -54,7 +54,7 @@ def test_single_group_never_occupies_every_thread(work: Work) -> None:
     queue.close()
 
 
-def test_byte_budget_holds_and_a_large_fetch_is_served(work: Work) -> None:
+def test_byte_budget_holds_and_a_large_fetch_is_served(work: GatedFetches) -> None:
     queue = FetchQueue(4, 10)
     for name, size in (("a", 6), ("b", 50), ("c", 4)):
         queue.put(work.fetch(name, size), name)
@@ -66,7 +66,7 @@ def test_byte_budget_holds_and_a_large_fetch_is_served(work: Work) -> None:
     queue.close()
 
 
-def test_read_ahead_waits_behind_reads_and_can_be_promoted(work: Work) -> None:
+def test_read_ahead_waits_behind_reads_and_can_be_promoted(work: GatedFetches) -> None:
     queue = FetchQueue(2, 100)
     queue.put(work.fetch("running"), "a")
     fetches = {name: work.fetch(name) for name in ("ahead1", "ahead2")}
@@ -85,7 +85,7 @@ def test_read_ahead_waits_behind_reads_and_can_be_promoted(work: Work) -> None:
     queue.close()
 
 
-def test_full_queue_refuses_and_withdrawn_fetches_do_not_run(work: Work) -> None:
+def test_full_queue_refuses_and_withdrawn_fetches_do_not_run(work: GatedFetches) -> None:
     queue = FetchQueue(1, 100)
     queue.put(work.fetch("running"), "a")
     work.begun(1)

@@ -76,7 +76,7 @@ def includes(known: Lasts, named: Lasts) -> bool:
     return all(known.get(topic, {}).get(queue, -1) >= last for topic, of in named.items() for queue, last in of.items())
 
 
-class History:
+class IdentityHistory:
     """Lower and upper bounds of the identity that one directory must have after a power cut."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class History:
 @pytest.mark.parametrize("seed", range(12))
 def test_power_cut_at_any_write_keeps_identity_used_by_entries(seed: int) -> None:
     for left in range(40):
-        dice, history = random.Random(seed * 1000 + left), History()
+        dice, history = random.Random(seed * 1000 + left), IdentityHistory()
         cut = CutDisk(left, seed)
         for _ in range(3):
             file, found = opened(cut)
@@ -183,7 +183,7 @@ def test_identity_of_a_newer_format_is_refused() -> None:
 # ---- use by the journal
 
 
-class Written:
+class WrittenBytes:
     """The number of bytes written to the two files."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_intent_cost_is_independent_of_the_number_of_topics(tmp_path: Path, monk
     topics = [f"topic-{number:05d}" for number in range(10_000)]
     rig.journal.append(intent(0, topics))
     rig.restart()
-    written = Written(monkeypatch)
+    written = WrittenBytes(monkeypatch)
     for number in range(1, 6):
         rig.journal.append(intent(number, topics[:1]))
         assert 0 < written.take() < 300

@@ -22,7 +22,7 @@ from neve.archive.format.journal import (
 from neve.archive.format.keys import journal_key
 from neve.archive.read.verify import verify
 from tests.kit.archive.catalog_state import expiring_keys, state_of
-from tests.kit.archive.growing_journal import CUT, TOPICS, Journal
+from tests.kit.archive.growing_journal import CUT, TOPICS, GrowingJournal
 from tests.kit.archive.random_objects import QUEUES, name_of
 
 
@@ -47,7 +47,7 @@ def same(found: Catalog, expected: Catalog, topics: list[str]) -> None:
             assert found.queue(topic, queue).by_time(2000) == expected.queue(topic, queue).by_time(2000)
 
 
-def every_kind_of_entry(journal: Journal) -> None:
+def every_kind_of_entry(journal: GrowingJournal) -> None:
     """Append one entry of each kind after the checkpoint, for known topics and a new one."""
     old = journal.catalog.objects("topic-03")[:3]
     gone = journal.catalog.objects(CUT)[:2]
@@ -67,9 +67,9 @@ def every_kind_of_entry(journal: Journal) -> None:
 
 
 @pytest.fixture
-def journal() -> Journal:
+def journal() -> GrowingJournal:
     """Return a journal with parts of three checkpoints and entries after the last."""
-    made = Journal()
+    made = GrowingJournal()
     for topic in TOPICS:
         made.commit(topic, 5)
     made.checkpoint()
@@ -82,13 +82,13 @@ def journal() -> Journal:
     return made
 
 
-def test_lazy_topics_equal_those_of_all_entries(journal: Journal) -> None:
+def test_lazy_topics_equal_those_of_all_entries(journal: GrowingJournal) -> None:
     topics = [*TOPICS, "new", "none"]
     for order in (topics, topics[::-1], Random(1).sample(topics, len(topics)) * 2):
         same(read_catalog(journal.store, "b"), journal.catalog, order)
 
 
-def test_lazy_catalog_totals_equal_those_of_all_entries(journal: Journal) -> None:
+def test_lazy_catalog_totals_equal_those_of_all_entries(journal: GrowingJournal) -> None:
     found, expected = read_catalog(journal.store, "b"), journal.catalog
     assert (found.topics(), found.topics_with_objects()) == (expected.topics(), expected.topics_with_objects())
     assert (found.object_count, found.gap_count) == (expected.object_count, expected.gap_count)
@@ -102,7 +102,7 @@ def test_lazy_catalog_totals_equal_those_of_all_entries(journal: Journal) -> Non
     assert state_of(found) == state_of(expected)
 
 
-def test_lazy_topic_is_loaded_alone_and_once(journal: Journal) -> None:
+def test_lazy_topic_is_loaded_alone_and_once(journal: GrowingJournal) -> None:
     found = read_catalog(journal.store, "b")
     read = journal.reads()
     same(found, journal.catalog, ["topic-10"])
@@ -111,7 +111,9 @@ def test_lazy_topic_is_loaded_alone_and_once(journal: Journal) -> None:
     assert len(read) == 1
 
 
-def test_iteration_over_all_topics_holds_and_requests_little(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iteration_over_all_topics_holds_and_requests_little(
+    journal: GrowingJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("neve.archive.catalog.lazy_topics.LOADED_OBJECTS", 100)
     found = read_catalog(journal.store, "b")
     read = journal.reads()
@@ -131,7 +133,7 @@ def test_iteration_over_all_topics_holds_and_requests_little(journal: Journal, m
 @pytest.mark.parametrize("harm", ["gone", "flipped", "cut"])
 @pytest.mark.parametrize("newest_alone", [True, False])
 def test_damaged_part_falls_back_to_earlier_checkpoint_then_entries(
-    journal: Journal, harm: str, newest_alone: bool, monkeypatch: pytest.MonkeyPatch
+    journal: GrowingJournal, harm: str, newest_alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neve.archive.catalog.lazy_topics.LOADED_OBJECTS", 1)
     packs = journal.packs()
@@ -147,7 +149,7 @@ def test_damaged_part_falls_back_to_earlier_checkpoint_then_entries(
     assert (journal_key("", "b", 0) in read) == (not newest_alone), "only where no checkpoint has it"
 
 
-def test_failed_topic_load_raises_and_is_retried(journal: Journal) -> None:
+def test_failed_topic_load_raises_and_is_retried(journal: GrowingJournal) -> None:
     found = read_catalog(journal.store, "b")
     journal.store.fail("get_range", StoreUnavailable("down"), times=2)
     for _ in range(2):

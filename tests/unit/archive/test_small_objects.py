@@ -39,7 +39,7 @@ T0 = 1_700_000_000_000
 TOPICS = ("orders", "a", "käse", "t" * 127, "long-" + "x" * 180, "none of it common", "%RETRY%group")
 
 
-class Log(NamedTuple):
+class SmallLog(NamedTuple):
     files: list[tuple[str, int, int]]
     objects: list[SmallObject]
     entries: Entries
@@ -49,7 +49,7 @@ class Log(NamedTuple):
         return self.entries.at(slice(sum(rows[:number]), sum(rows[: number + 1])))
 
 
-def make_log(path: Path, topics: Sequence[str], odd: str = "none of it common") -> Log:
+def make_log(path: Path, topics: Sequence[str], odd: str = "none of it common") -> SmallLog:
     """Write a log with two queues per topic, and records with wrong CRCs in topic `odd`."""
     log = bytearray()
     objects: list[SmallObject] = []
@@ -78,10 +78,10 @@ def make_log(path: Path, topics: Sequence[str], odd: str = "none of it common") 
     path.write_bytes(log)
     queue_id, queue_offset, physical, size = np.array(rows, np.int64).T
     entries = Entries(queue_id.astype(np.int32), queue_offset, physical, size.astype(np.int32))
-    return Log([(str(path), 0, len(log))], objects, entries)
+    return SmallLog([(str(path), 0, len(log))], objects, entries)
 
 
-def runs_of(log: Log, number: int) -> dict[int, PartOfRun]:
+def runs_of(log: SmallLog, number: int) -> dict[int, PartOfRun]:
     mine = log.of(number)
     return {
         queue: PartOfRun(first, mine.physical[mine.queue_id == queue], mine.size[mine.queue_id == queue])
@@ -148,7 +148,7 @@ def test_batch_builds_and_verifies_columns_once_without_fsync(tmp_path: Path, mo
     assert calls["fsync"] == 0, "a crash may lose what is not uploaded"
 
 
-def named(log: Log) -> list[NamedEntries]:
+def named(log: SmallLog) -> list[NamedEntries]:
     found = []
     for number, one in enumerate(log.objects):
         queues = {queue: (first, first + count - 1) for queue, first, count in one.runs}

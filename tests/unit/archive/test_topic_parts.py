@@ -20,7 +20,7 @@ from tests.kit.archive.catalog_state import state_of
 from tests.kit.archive.random_objects import QUEUES, name_of
 
 
-class Store:
+class PackStore:
     """Packs and the newest checkpoint head of one broker."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def names(topic: str, first: int, count: int) -> list[CommittedObject]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_catalog_after_random_checkpoints_equals_all_entries(seed: int) -> None:
-    random, store = Random(seed), Store()
+    random, store = Random(seed), PackStore()
     catalog, whole = Catalog(), Catalog()
     following = dict.fromkeys((f"topic-{number}" for number in range(8)), 0)
     live: list[CommittedObject] = []
@@ -124,7 +124,7 @@ def test_catalog_after_random_checkpoints_equals_all_entries(seed: int) -> None:
 
 
 def test_checkpoint_writes_only_changed_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog, store = Catalog(), Store()
+    catalog, store = Catalog(), PackStore()
     for number in range(100):
         apply(catalog, Commit(round=number, names=names(f"topic-{number:03}", 0, 70)))
     store.write(catalog)
@@ -149,7 +149,7 @@ def test_checkpoint_writes_only_changed_parts(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_checkpoint_of_a_long_topic_writes_only_its_end() -> None:
-    catalog, store = Catalog(), Store()
+    catalog, store = Catalog(), PackStore()
     total = 0
     for number in range(0, 12_000, 120):
         apply(catalog, Commit(round=number, names=names("t", number, 120)))
@@ -164,7 +164,7 @@ def test_checkpoint_of_a_long_topic_writes_only_its_end() -> None:
 
 
 def test_sparse_packs_are_rewritten_and_their_number_is_bounded() -> None:
-    catalog, store = Catalog(), Store()
+    catalog, store = Catalog(), PackStore()
     for number in range(150):
         apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 3)))
         if number % 3 == 0:
@@ -178,7 +178,7 @@ def test_sparse_packs_are_rewritten_and_their_number_is_bounded() -> None:
 
 
 def test_queue_spans_are_computed_only_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog, store = Catalog(), Store()
+    catalog, store = Catalog(), PackStore()
     for number in range(20):
         apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 40)))
     store.write(catalog)
@@ -209,7 +209,7 @@ def test_queue_spans_are_computed_only_on_demand(monkeypatch: pytest.MonkeyPatch
 
 
 def test_checkpoint_without_its_predecessor_writes_all_parts() -> None:
-    catalog, store = Catalog(), Store()
+    catalog, store = Catalog(), PackStore()
     apply(catalog, Commit(round=1, names=names("t", 0, 5)))
     store.write(catalog)
     apply(catalog, Checkpoint(key="another's", through_seq=catalog.next_seq - 1))
@@ -221,7 +221,7 @@ def test_checkpoint_without_its_predecessor_writes_all_parts() -> None:
 
 def test_packs_have_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neve.archive.catalog.topic_parts.PACK_BYTES", 2000)
-    catalog, store = Catalog(), Store()
+    catalog, store = Catalog(), PackStore()
     for number in range(30):
         apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 3)))
     store.write(catalog)
@@ -231,7 +231,7 @@ def test_packs_have_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("harm", ["flipped", "short", "empty", "of another", "a pack too few", "objects", "no part"])
 def test_damaged_part_raises_and_leaves_the_catalog_unchanged(harm: str) -> None:
-    catalog, store = Catalog(), Store()
+    catalog, store = Catalog(), PackStore()
     apply(catalog, Commit(round=1, names=names("t", 0, 100)), Commit(round=2, names=names("u", 0, 3)))
     head = store.write(catalog)
     (pack,) = store.packs

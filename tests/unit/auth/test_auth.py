@@ -239,7 +239,7 @@ def test_shown_configuration_has_no_secrets() -> None:
         update_live(config, {"tls.server.mode": "disabled"})
 
 
-class Server:
+class SecuredServer:
     """A server with users and a handler for sends."""
 
     def __init__(self, path: Path) -> None:
@@ -278,7 +278,7 @@ async def make_alice(connection: Connection) -> None:
 
 
 async def test_unsigned_and_forbidden_requests_get_code_16(tmp_path: Path) -> None:
-    async with Server(tmp_path) as connection:
+    async with SecuredServer(tmp_path) as connection:
         await make_alice(connection)
         unsigned = await connection.invoke(RemotingCommand(Code.SEND_MESSAGE, ext={"topic": "orders"}), 5)
         assert unsigned.code == 16
@@ -295,7 +295,7 @@ async def test_unsigned_and_forbidden_requests_get_code_16(tmp_path: Path) -> No
 async def test_authentication_failures_have_distinct_remarks(tmp_path: Path) -> None:
     """The remarks equal those of RocketMQ (DefaultAuthenticationHandler)."""
 
-    async with Server(tmp_path) as connection:
+    async with SecuredServer(tmp_path) as connection:
         await make_alice(connection)
         eve = {"username": "eve", "password": "eve-secret", "userType": "Normal", "userStatus": "disable"}
         assert (await ask(connection, 3001, {"username": "eve"}, eve)).code == 0
@@ -315,9 +315,9 @@ async def test_authentication_failures_have_distinct_remarks(tmp_path: Path) -> 
 
 def test_users_and_policies_persist_and_secrets_are_not_returned(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Server(tmp_path) as connection:
+        async with SecuredServer(tmp_path) as connection:
             await make_alice(connection)
-        async with Server(tmp_path) as connection:
+        async with SecuredServer(tmp_path) as connection:
             for code, ext in ((3004, {"username": "alice"}), (3005, {}), (3009, {"subject": "User:alice"}), (3010, {})):
                 answer = await ask(connection, code, ext)
                 assert answer.code == 0
@@ -337,7 +337,7 @@ def test_users_and_policies_persist_and_secrets_are_not_returned(tmp_path: Path)
 
 
 async def test_only_super_users_manage_users(tmp_path: Path) -> None:
-    async with Server(tmp_path) as connection:
+    async with SecuredServer(tmp_path) as connection:
         await make_alice(connection)
         everything = [{"resource": "*", "actions": ["All"], "decision": "Allow"}]
         acl = {"policies": [{"policyType": "Custom", "entries": everything}]}

@@ -29,7 +29,7 @@ from neve.record.codec import iter_records
 from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.process import BROKER, InLine, drive, outside
-from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker
+from tests.simulation.workers import AnyWorker, InProcessWorker, SimulatedWorker
 
 TOPIC = "orders"
 FILE_SIZE = 32768
@@ -61,10 +61,10 @@ class Pins:
         return {}
 
 
-class Member:
+class ArchiveMember:
     """One member, on a disk of its own. It starts as a slave without a master."""
 
-    def __init__(self, broker_set: Members, *, seed: int) -> None:
+    def __init__(self, broker_set: ArchiveMembers, *, seed: int) -> None:
         self.set, self.disk = broker_set, SimDisk(seed=seed)
         self.pins, self.is_crowded, self.was_deposed = Pins(), False, 0
         self.log_name = ""  # announced by the master, as its own files store it
@@ -182,7 +182,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-class Members:
+class ArchiveMembers:
     """Members A and B. The test decides which of them are in sync."""
 
     def __init__(self, *, parquet: bool = False, ttl_hours: int = 0) -> None:
@@ -191,13 +191,13 @@ class Members:
         self.parquet, self.ttl_hours = parquet, ttl_hours
         self.master_epoch = 0
         self.name_is_told = True  # the master announces under which name the archive stores the log
-        self.a, self.b = Member(self, seed=1), Member(self, seed=2)
+        self.a, self.b = ArchiveMember(self, seed=1), ArchiveMember(self, seed=2)
         self.in_sync = [self.a, self.b]
 
     def worker(self, disk: SimDisk) -> AnyWorker:
-        return InProcessWorker(disk, self.bucket) if self.parquet else QuickWorker(disk, self.bucket)
+        return InProcessWorker(disk, self.bucket) if self.parquet else SimulatedWorker(disk, self.bucket)
 
-    def elect(self, member: Member, *, in_sync: bool = True) -> None:
+    def elect(self, member: ArchiveMember, *, in_sync: bool = True) -> None:
         """Make a member the master, with its whole log confirmed. With `in_sync`, it has all archived messages."""
         self.master_epoch += 1
         if not in_sync:
@@ -210,12 +210,12 @@ class Members:
         member.store.lead()
         member.archive.go_on()
 
-    def depose(self, member: Member) -> None:
+    def depose(self, member: ArchiveMember) -> None:
         """Make a member the slave of the other one."""
         member.archive.follow()
         member.store.follow()
 
-    def send(self, member: Member, *, into_memory: bool = False) -> None:
+    def send(self, member: ArchiveMember, *, into_memory: bool = False) -> None:
         """Copy the part of a member's log that the other one lacks."""
         other = self.b if member is self.a else self.a
         while True:
@@ -228,7 +228,7 @@ class Members:
         if not into_memory:
             other.flush()
 
-    def replicate(self, member: Member) -> None:
+    def replicate(self, member: ArchiveMember) -> None:
         """Copy a member's log to the other and confirm it on both, unless the other believes to be the master."""
         other = self.b if member is self.a else self.a
         self.in_sync = [member]

@@ -7,23 +7,23 @@ from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.kit.broker.in_process import send
-from tests.kit.broker.set_in_process import Member, Set
+from tests.kit.broker.set_in_process import BrokerMember, Set
 from tests.kit.clock.waiting import until
 
 TOPIC = "orders"
 
 
-def bodies(member: Member, topic: str = TOPIC) -> list[bytes]:
+def bodies(member: BrokerMember, topic: str = TOPIC) -> list[bytes]:
     got = member.broker.store.get(topic, 0, 0, 1000, 1 << 20)
     return [bytes(record.body) for buffer in got.buffers for record in iter_records(buffer)]
 
 
-async def shows(member: Member, *expected: bytes) -> None:
+async def shows(member: BrokerMember, *expected: bytes) -> None:
     """Wait until the member's readers get exactly the expected bodies."""
     await until(lambda: bodies(member) == list(expected), f"it has {expected}")
 
 
-async def put(member: Member, *sent: bytes, topic: str = TOPIC, properties: str = "") -> None:
+async def put(member: BrokerMember, *sent: bytes, topic: str = TOPIC, properties: str = "") -> None:
     """Send messages once enough members are in sync."""
     await until(member.broker.membership.reign.may_append, "the set takes messages")  # type: ignore[union-attr]
     connection = await member.connect()
@@ -34,7 +34,7 @@ async def put(member: Member, *sent: bytes, topic: str = TOPIC, properties: str 
         connection.close()
 
 
-async def hand_to(brokers: Set, target: Member) -> None:
+async def hand_to(brokers: Set, target: BrokerMember) -> None:
     """Make a member the master at once, as an operator does by the controller."""
     replicas = target.replicas
     ext = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "designateElect": "true"}

@@ -88,7 +88,7 @@ class Outside:
     def close(self) -> None: ...
 
 
-class Broker:
+class SendTarget:
     """A broker that receives sends by the fast path or by the general one."""
 
     def __init__(self, controller: BrokerController, signer: Signer | None = None) -> None:
@@ -151,7 +151,7 @@ def plain_record(record: MessageRecord) -> Any:
 
 def with_broker(
     tmp_path: Path,
-    work: Callable[[Broker], None],
+    work: Callable[[SendTarget], None],
     *,
     signer: Signer | None = None,
     topics: tuple[str, ...] = (TOPIC,),
@@ -166,7 +166,7 @@ def with_broker(
         controller = BrokerController(config, Machine(clock=ManualClock(), disk=RealDisk()))
         await controller.start()
         try:
-            broker = Broker(controller, signer)
+            broker = SendTarget(controller, signer)
             connection, _ = broker.connect(express=False)
             for topic in topics:  # creates the topic
                 connection.data_received(frame({"b": topic}, b"", signer=signer))

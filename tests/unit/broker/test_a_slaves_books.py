@@ -19,7 +19,7 @@ from neve.record.codec import iter_records
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.names import CHECK_MAX_TOPIC, OP_HALF_TOPIC
 from tests.kit.broker.in_process import running, send
-from tests.kit.broker.pop_member import Member
+from tests.kit.broker.pop_member import PopMember
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
 DAYS_MS = 100 * 3_600_000  # longer than the timeout of a transaction check
@@ -44,7 +44,7 @@ async def test_due_messages_are_delivered_by_a_master_and_never_by_a_slave(
     async with running(tmp_path / "broker", clock=clock) as (broker, connection):
         store = broker.store
         await send(connection, "popped", b"popped")
-        member = Member(broker, connection, "popped")
+        member = PopMember(broker, connection, "popped")
         assert [taken.body for taken in await member.pop(1, invisible=10_000)] == [b"popped"]
         await send(connection, "orders", b"delayed", "DELAY\x011\x02")
         await send(connection, "orders", b"timer", "TIMER_DELAY_MS\x015000\x02")
@@ -90,7 +90,7 @@ async def test_pops_whose_records_are_truncated_are_delivered_again(tmp_path: Pa
         store, pops = broker.store, broker.pops
         for number in range(6):
             await send(connection, "popped", b"%d" % number)
-        member = Member(broker, connection, "popped")
+        member = PopMember(broker, connection, "popped")
         (first,) = await member.pop(1)
         await member.ack(first)
         shared = store.max_physical_offset
@@ -120,7 +120,7 @@ async def test_master_with_partial_pop_records_redelivers_unacked_messages(tmp_p
         store, pops = broker.store, broker.pops
         for number in range(6):
             await send(connection, "popped", b"%d" % number)
-        member = Member(broker, connection, "popped")
+        member = PopMember(broker, connection, "popped")
         await member.pop(2)
         shared = store.max_physical_offset
         await member.pop(1)

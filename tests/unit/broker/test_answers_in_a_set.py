@@ -26,9 +26,9 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
 from tests.kit.broker.fake_set import FakeSet
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.broker.pop_member import Member, Taken
+from tests.kit.broker.pop_member import PopMember, Taken
 from tests.kit.clock.waiting import until
-from tests.unit.broker.send_frames import Broker, frame
+from tests.unit.broker.send_frames import SendTarget, frame
 
 ROOT = ("root", "root-secret")
 SETTINGS = (
@@ -42,7 +42,7 @@ ACL = {
 }
 
 
-class World:
+class MasterOfFakes:
     """A master, its fake slaves, and a client."""
 
     def __init__(self, broker: BrokerController, connection: Connection, slaves: FakeSet, clock: ManualClock) -> None:
@@ -60,14 +60,14 @@ class World:
         await ask(self.connection, Code.GET_BROKER_HA_STATUS)
 
 
-Work = Callable[[World], Awaitable[None]]
+Work = Callable[[MasterOfFakes], Awaitable[None]]
 
 
 def in_a_set(tmp_path: Path, work: Work, *settings: str) -> None:
     async def main() -> None:
         slaves, clock = FakeSet(), ManualClock()
         async with running(tmp_path, *settings, clock=clock, broker_set=slaves) as (broker, connection):
-            await work(World(broker, connection, slaves, clock))
+            await work(MasterOfFakes(broker, connection, slaves, clock))
 
     asyncio.run(main())
 
@@ -79,16 +79,16 @@ def asking(awaited: Awaitable[RemotingCommand]) -> asyncio.Task[RemotingCommand]
 # ---- each request that appends to the log, and its prerequisites
 
 
-async def _half(world: World) -> dict[str, object]:
+async def _half(world: MasterOfFakes) -> dict[str, object]:
     answer = await send(world.connection, "t", b"half", "TRAN_MSG\x01true\x02PGROUP\x01p\x02")
     where = {"tranStateTableOffset": answer.ext["queueOffset"], "commitLogOffset": int(answer.ext["msgId"][16:], 16)}
     return {"producerGroup": "p", "topic": "t", "msgId": answer.ext["msgId"], **where}
 
 
-async def _popped(world: World) -> Taken:
+async def _popped(world: MasterOfFakes) -> Taken:
     for _ in range(2):
         await send(world.connection, "t")
-    member = Member(world.broker, world.connection)
+    member = PopMember(world.broker, world.connection)
     return (await member.pop(2))[0]
 
 
@@ -96,14 +96,14 @@ def _place(taken: Taken) -> dict[str, object]:
     return {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": taken.offset, "extraInfo": taken.receipt}
 
 
-Asking = Callable[[World], Awaitable[RemotingCommand]]
-Prepared = Callable[[World], Awaitable[Asking]]
+Asking = Callable[[MasterOfFakes], Awaitable[RemotingCommand]]
+Prepared = Callable[[MasterOfFakes], Awaitable[Asking]]
 
 
 def plain(code: Code, body: Any = None, **ext: object) -> Prepared:
     """Prepare a request on a topic `t` with a message and a group `g` that has consumed it."""
 
-    async def prepare(world: World) -> Asking:
+    async def prepare(world: MasterOfFakes) -> Asking:
         await send(world.connection, "t")
         await _group(world)
         await ask(
@@ -116,7 +116,7 @@ def plain(code: Code, body: Any = None, **ext: object) -> Prepared:
 
 
 def as_root(code: Code, body: Any = None, **ext: str) -> Prepared:
-    async def prepare(world: World) -> Asking:
+    async def prepare(world: MasterOfFakes) -> Asking:
         data = json.dumps(body).encode() if body is not None else b""
         for user in ("known", "gone"):
             await _as_root(world, Code.AUTH_CREATE_USER, b'{"password":"s"}', username=user)
@@ -127,16 +127,16 @@ def as_root(code: Code, body: Any = None, **ext: str) -> Prepared:
     return prepare
 
 
-async def _as_root(world: World, code: Code, body: bytes, **ext: str) -> RemotingCommand:
+async def _as_root(world: MasterOfFakes, code: Code, body: bytes, **ext: str) -> RemotingCommand:
     return await world.connection.invoke(RemotingCommand(code, ext=signed(*ROOT, ext, body), body=body), 30)
 
 
-async def _group(world: World) -> None:
+async def _group(world: MasterOfFakes) -> None:
     body = json.dumps({"groupName": "g"}).encode()
     assert (await ask(world.connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)).code == 0
 
 
-async def _sent_back(world: World) -> Asking:
+async def _sent_back(world: MasterOfFakes) -> Asking:
     sent = await send(world.connection, "t")
     await _group(world)
     where = {
@@ -150,28 +150,28 @@ async def _sent_back(world: World) -> Asking:
     return lambda world: ask(world.connection, Code.CONSUMER_SEND_MSG_BACK, b"", **where)
 
 
-async def _ended(world: World) -> Asking:
+async def _ended(world: MasterOfFakes) -> Asking:
     transaction = await _half(world)
     return lambda world: ask(world.connection, Code.END_TRANSACTION, commitOrRollback=8, **transaction)
 
 
-async def _checked_again(world: World) -> Asking:
+async def _checked_again(world: MasterOfFakes) -> Asking:
     transaction = await _half(world)
     return lambda world: ask(world.connection, Code.RESUME_CHECK_HALF_MESSAGE, msgId=transaction["msgId"], topic="t")
 
 
-async def _recalled(world: World) -> Asking:
+async def _recalled(world: MasterOfFakes) -> Asking:
     sent = await send(world.connection, "t", b"later", "TIMER_DELAY_SEC\x0110\x02UNIQ_KEY\x01A\x02")
     handle = sent.ext["recallHandle"]
     return lambda world: ask(world.connection, Code.RECALL_MESSAGE, topic="t", recallHandle=handle, producerGroup="p")
 
 
-async def _acked(world: World) -> Asking:
+async def _acked(world: MasterOfFakes) -> Asking:
     place = _place(await _popped(world))
     return lambda world: ask(world.connection, Code.ACK_MESSAGE, **place)
 
 
-async def _acked_together(world: World) -> Asking:
+async def _acked_together(world: MasterOfFakes) -> Asking:
     taken = await _popped(world)
     parts = taken.receipt.split(" ")
     bits = base64.b64encode(b"\x03").decode()
@@ -180,13 +180,13 @@ async def _acked_together(world: World) -> Asking:
     return lambda world: ask(world.connection, Code.BATCH_ACK_MESSAGE, body)
 
 
-async def _hidden(world: World) -> Asking:
+async def _hidden(world: MasterOfFakes) -> Asking:
     place = _place(await _popped(world))
     return lambda world: ask(world.connection, Code.CHANGE_MESSAGE_INVISIBLETIME, **place, invisibleTime=500)
 
 
 def _replied(code: Code) -> Prepared:
-    async def prepare(world: World) -> Asking:
+    async def prepare(world: MasterOfFakes) -> Asking:
         await send(world.connection, "t")
         beat = {"clientID": "c", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": []}
         assert (await ask(world.connection, Code.HEART_BEAT, json.dumps(beat).encode())).code == 0
@@ -263,7 +263,7 @@ def test_every_request_with_a_promise_is_tested_here() -> None:
 
 
 def test_every_served_code_states_what_its_answer_promises(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         assert world.broker.router.codes == ANSWERS.keys(), "no code without a row, and no row without a code"
 
     in_a_set(tmp_path, work, *SETTINGS)
@@ -277,7 +277,7 @@ def test_code_without_a_stated_promise_is_not_served() -> None:
 
 @pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
 def test_change_is_answered_when_the_set_has_confirmed_it(tmp_path: Path, code: Code) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         asks = await REQUESTS[code](world)
         world.slaves.hold()
         before = world.broker.store.max_physical_offset
@@ -298,7 +298,7 @@ def test_change_is_answered_when_the_set_has_confirmed_it(tmp_path: Path, code: 
 
 @pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
 def test_unconfirmed_change_is_answered_with_a_timeout(tmp_path: Path, code: Code) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         asks = await REQUESTS[code](world)
         world.slaves.hold()
         asked = asking(asks(world))
@@ -342,7 +342,7 @@ SENDS: dict[str, Asking] = {
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("lane", SENDS)
 def test_send_is_acknowledged_when_the_set_has_confirmed_it(tmp_path: Path, lane: str, flush: str) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         await _group(world)
         world.slaves.hold()
@@ -360,7 +360,7 @@ def test_send_is_acknowledged_when_the_set_has_confirmed_it(tmp_path: Path, lane
 
 @pytest.mark.parametrize("lane", SENDS)
 def test_unconfirmed_send_is_answered_with_a_timeout(tmp_path: Path, lane: str) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         await _group(world)
         world.slaves.hold()
@@ -377,7 +377,7 @@ def test_unconfirmed_send_is_answered_with_a_timeout(tmp_path: Path, lane: str) 
 
 
 def test_send_without_wait_does_not_wait_for_slaves(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         world.slaves.hold()
         for properties in ("WAIT\x01false\x02", 'WAIT\x01false\x02UNIQ_KEY\x01a"b\x02'):
@@ -413,7 +413,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
 def test_send_that_the_set_cannot_confirm_is_refused_before_it_is_stored(tmp_path: Path, why: str) -> None:
     said, code, remark = REFUSALS[why]
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         await _group(world)
         before = {name: getattr(world.slaves, name) for name in said}
@@ -433,7 +433,7 @@ def test_send_that_the_set_cannot_confirm_is_refused_before_it_is_stored(tmp_pat
 
 @pytest.mark.parametrize("code", sorted(PROMISES - KEEPS_A_COPY), ids=lambda code: code.name)
 def test_change_that_the_set_cannot_confirm_is_refused_before_it_is_stored(tmp_path: Path, code: Code) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         asks = await REQUESTS[code](world)
         world.slaves.has_enough = False
         end = world.broker.store.max_physical_offset
@@ -451,7 +451,7 @@ def test_change_that_the_set_cannot_confirm_is_refused_before_it_is_stored(tmp_p
 def test_pending_answers_fail_when_the_master_is_deposed(tmp_path: Path, flush: str) -> None:
     """They include a send that waits for its fsync: a later term could confirm other bytes at the same offset."""
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         place = _place(await _popped(world))
         world.slaves.hold()
@@ -470,7 +470,7 @@ def test_append_of_another_term_is_not_acknowledged_by_this_ones_confirm(tmp_pat
     Another master may have truncated the record meanwhile.
     """
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         asks = await REQUESTS[Code.UPDATE_AND_CREATE_TOPIC](world)
         file, may_save = world.broker.topics.file, asyncio.Event()
         saved = file.save
@@ -495,8 +495,8 @@ def test_append_of_another_term_is_not_acknowledged_by_this_ones_confirm(tmp_pat
 
 
 def test_pop_is_answered_when_the_set_has_confirmed_its_record(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
-        member = Member(world.broker, world.connection)
+    async def work(world: MasterOfFakes) -> None:
+        member = PopMember(world.broker, world.connection)
         await send(world.connection, "t")
         await _group(world)
         world.slaves.hold()
@@ -510,8 +510,8 @@ def test_pop_is_answered_when_the_set_has_confirmed_its_record(tmp_path: Path) -
 
 @pytest.mark.parametrize("role", ["the slaves are silent", "it is the master no more"])
 def test_pop_whose_record_is_not_confirmed_returns_no_message(tmp_path: Path, role: str) -> None:
-    async def work(world: World) -> None:
-        member = Member(world.broker, world.connection)
+    async def work(world: MasterOfFakes) -> None:
+        member = PopMember(world.broker, world.connection)
         await send(world.connection, "t")
         await _group(world)
         world.slaves.hold()
@@ -561,7 +561,7 @@ READS: dict[str, tuple[Code, dict[str, object]]] = {
 }  # fmt: skip
 
 
-async def _unconfirmed(world: World) -> int:
+async def _unconfirmed(world: MasterOfFakes) -> int:
     """Append a message that no reader may see, and return its physical offset."""
     world.slaves.hold()
     world.clock.advance(1000)
@@ -570,7 +570,7 @@ async def _unconfirmed(world: World) -> int:
     return int(sent.ext["msgId"][16:], 16)
 
 
-async def _read_group(world: World, group: str) -> None:
+async def _read_group(world: MasterOfFakes, group: str) -> None:
     body = json.dumps({"groupName": group}).encode()
     await ask(world.connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
     await ask(world.connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup=group, **QUEUE, commitOffset=1)
@@ -586,7 +586,7 @@ def test_unconfirmed_message_is_not_visible(tmp_path: Path, way: str) -> None:
     """It may be lost with this master, and its offset be assigned to another message."""
     code, ext = READS[way]
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t", properties="KEYS\x01K\x02")
         for group in ("g", "popped"):
             await _read_group(world, group)
@@ -602,11 +602,11 @@ def test_unconfirmed_message_is_not_visible(tmp_path: Path, way: str) -> None:
 
 
 def test_unconfirmed_message_is_not_popped(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         await _read_group(world, "g")
         await _unconfirmed(world)
-        member = Member(world.broker, world.connection)
+        member = PopMember(world.broker, world.connection)
         assert not await member.pop()
         world.slaves.let_go()
         assert [taken.body for taken in await member.pop()] == [b"unseen"]
@@ -619,7 +619,7 @@ def test_unconfirmed_message_is_not_popped(tmp_path: Path) -> None:
 def test_offset_committed_at_another_master_is_not_moved_back(tmp_path: Path, stands_at: int, confirmed: int) -> None:
     """The new master has the messages but does not know yet that they are confirmed."""
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await _group(world)
         for _ in range(confirmed):
             await send(world.connection, "t")
@@ -634,7 +634,7 @@ def test_offset_committed_at_another_master_is_not_moved_back(tmp_path: Path, st
 
 
 def test_suspended_pull_gets_a_message_when_the_set_has_confirmed_it(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         await _group(world)
         world.slaves.hold()
@@ -654,8 +654,8 @@ def test_suspended_pull_gets_a_message_when_the_set_has_confirmed_it(tmp_path: P
 
 
 def test_due_messages_are_delivered_once_the_set_accepts_appends_again(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
-        broker, member = world.broker, Member(world.broker, world.connection)
+    async def work(world: MasterOfFakes) -> None:
+        broker, member = world.broker, PopMember(world.broker, world.connection)
         await send(world.connection, "t", b"popped")
         assert await member.pop(1, invisible=1000)
         await send(world.connection, "t", b"delayed", "DELAY\x011\x02")
@@ -685,7 +685,7 @@ def test_due_messages_are_delivered_once_the_set_accepts_appends_again(tmp_path:
 def test_pending_message_is_delivered_only_after_the_set_has_confirmed_it(tmp_path: Path) -> None:
     """The set must have confirmed the message before its delivered copy and its mark are appended."""
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         world.slaves.hold()
         for properties in ("DELAY\x011\x02", "TIMER_DELAY_SEC\x011\x02"):
@@ -706,14 +706,16 @@ async def test_member_that_is_not_master_starts_without_an_append(tmp_path: Path
     slaves.leads = False
     async with running(tmp_path, broker_set=slaves) as (broker, connection):
         assert broker.store.max_physical_offset == 0
-        assert (await _send()(World(broker, connection, slaves, ManualClock()))).code == ResponseCode.SYSTEM_BUSY
+        assert (
+            await _send()(MasterOfFakes(broker, connection, slaves, ManualClock()))
+        ).code == ResponseCode.SYSTEM_BUSY
     assert not list((tmp_path / "consumequeue").glob("*"))
 
 
 def test_answer_at_the_end_of_a_sealed_segment_wakes_the_replication(tmp_path: Path) -> None:
     """No append follows that would."""
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         place = _place(await _popped(world))
         assert (await ask(world.connection, Code.ACK_MESSAGE, **place)).code == ResponseCode.SUCCESS
         world.broker.store.roll()
@@ -727,7 +729,7 @@ def test_answer_at_the_end_of_a_sealed_segment_wakes_the_replication(tmp_path: P
 def test_number_of_unconfirmed_sends_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.intake.replication.UNCONFIRMED_MAX", 100)
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         world.slaves.hold()
         waiting = asking(_send()(world))
@@ -742,7 +744,7 @@ def test_number_of_unconfirmed_sends_is_limited(tmp_path: Path, monkeypatch: pyt
 
 
 def test_refused_send_creates_no_files_for_its_queue(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         topic = {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "defaultTopic": "TBW102"}
         assert (await ask(world.connection, Code.UPDATE_AND_CREATE_TOPIC, topic="t", **topic)).code == 0
         world.slaves.has_enough = False
@@ -755,7 +757,7 @@ def test_refused_send_creates_no_files_for_its_queue(tmp_path: Path) -> None:
 def test_unknown_group_can_read_while_the_set_accepts_no_append(tmp_path: Path) -> None:
     """The group is created once the set accepts appends."""
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         world.slaves.has_enough = False
         code, ext = READS["pull"]
@@ -775,7 +777,7 @@ def test_unknown_group_can_read_while_the_set_accepts_no_append(tmp_path: Path) 
 
 
 def test_errors_and_answers_without_a_promise_do_not_wait(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         place, transaction = _place(await _popped(world)), await _half(world)
         world.slaves.hold()
         await send(world.connection, "t", properties="WAIT\x01false\x02")
@@ -794,7 +796,7 @@ def test_errors_and_answers_without_a_promise_do_not_wait(tmp_path: Path) -> Non
 
 
 def test_broker_checks_the_deadlines_of_pending_answers(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         world.slaves.hold()
         asked = asking(_send()(world))
@@ -808,7 +810,7 @@ def test_broker_checks_the_deadlines_of_pending_answers(tmp_path: Path) -> None:
 
 
 def test_set_is_asked_before_each_append_of_a_prepared_message(tmp_path: Path) -> None:
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
         message = NewMessage(topic="t", queue_id=0, body=b"body", born_timestamp=1)
         ready = world.broker.writer.send_of(message)
@@ -826,9 +828,9 @@ def test_messages_read_together_ask_the_set_twice_in_all(
 ) -> None:
     """It is not asked for each message: its answers do not change within a turn of the event loop."""
 
-    async def work(world: World) -> None:
+    async def work(world: MasterOfFakes) -> None:
         await send(world.connection, "t")
-        connection, outside = Broker(world.broker).connect(express=True)
+        connection, outside = SendTarget(world.broker).connect(express=True)
         world.slaves.asked = 0
         connection.data_received(b"".join(frame(send_ext("t", 0, queues=1), b"%d" % number) for number in range(64)))
         assert world.slaves.asked == 2

@@ -15,7 +15,7 @@ from neve.archive.format.journal import Abort, Commit, Epoch, Gap, Intent
 from neve.archive.policy.ttl import HOUR_MS
 from neve.record.codec import iter_records
 from tests.simulation.process import drive
-from tests.unit.broker.archive_members import BODY, STEPS, TOPIC, Member, Members
+from tests.unit.broker.archive_members import BODY, STEPS, TOPIC, ArchiveMember, ArchiveMembers
 from tiered.journal.errors import ArchiveRefused, Fenced, NotMaster
 from tiered.journal.state import State
 from tiered.write.offload import RoundReport
@@ -27,9 +27,9 @@ def _disarm() -> object:
     failpoint.disarm()
 
 
-def filled(*, parquet: bool = False, name_is_told: bool = True) -> Members:
+def filled(*, parquet: bool = False, name_is_told: bool = True) -> ArchiveMembers:
     """Make A the master. Both members have 23 messages of two topics and three queues, in more than one segment."""
-    both = Members(parquet=parquet)
+    both = ArchiveMembers(parquet=parquet)
     both.name_is_told = name_is_told
     both.elect(both.a)
     both.a.put(9)
@@ -39,7 +39,7 @@ def filled(*, parquet: bool = False, name_is_told: bool = True) -> Members:
     return both
 
 
-def go_on(both: Members, member: Member) -> None:
+def go_on(both: ArchiveMembers, member: ArchiveMember) -> None:
     """Elect a member and archive the whole log and two more messages."""
     both.elect(member)
     member.put(2)
@@ -48,7 +48,7 @@ def go_on(both: Members, member: Member) -> None:
     member.offload()
 
 
-def check_whole(both: Members, member: Member) -> None:
+def check_whole(both: ArchiveMembers, member: ArchiveMember) -> None:
     assert [both.check_tiles(TOPIC, 0), both.check_tiles(TOPIC, 1), both.check_tiles("other", 0)] == [
         (member.store.max_offset(TOPIC, 0), []),
         (9, []),
@@ -169,7 +169,7 @@ def test_member_of_another_set_with_the_same_name_is_refused() -> None:
     """Staging and production share a bucket by mistake."""
     both = filled()
     both.a.offload()
-    staging = Members()
+    staging = ArchiveMembers()
     staging.bucket = both.bucket
     for member in (staging.a, staging.b):
         member.store.shutdown()
@@ -227,7 +227,7 @@ def test_diverged_copy_of_a_log_is_refused_whatever_is_below() -> None:
 
 
 def test_member_without_a_common_record_needs_the_masters_log_name() -> None:
-    both = Members()
+    both = ArchiveMembers()
     both.name_is_told = False
     both.elect(both.a)
     both.a.put(3)
@@ -259,7 +259,7 @@ def test_elected_member_that_lacks_archived_messages_writes_nothing() -> None:
 # ---- unclean election
 
 
-def lacking(*, until: str = "", parquet: bool = False) -> Members:
+def lacking(*, until: str = "", parquet: bool = False) -> ArchiveMembers:
     """Let A continue alone, archive up to a step, and disappear. B lacks these messages."""
     both = filled(parquet=parquet)
     both.a.offload()
@@ -595,9 +595,9 @@ def test_messages_counted_before_they_are_confirmed_are_archived_later() -> None
 # ---- compaction
 
 
-def in_four_objects() -> tuple[Members, list[bytes]]:
+def in_four_objects() -> tuple[ArchiveMembers, list[bytes]]:
     """Archive A's messages in four objects. Return the bodies of queue 0, which both members read."""
-    both = Members(parquet=True)
+    both = ArchiveMembers(parquet=True)
     both.elect(both.a)
     for _ in range(4):
         both.a.put(4)
@@ -661,7 +661,7 @@ def test_slave_succeeds_a_master_in_any_step_of_a_compaction(step: str | None) -
 # ---- erasure
 
 
-def put_keyed(member: Member, keys: Sequence[str]) -> None:
+def put_keyed(member: ArchiveMember, keys: Sequence[str]) -> None:
     for key in keys:
         member.store.put(
             TOPIC, 0, b"body", b"KEYS\x01%s\x02" % key.encode(), flag=0, sys_flag=0, born_timestamp=1,
@@ -674,7 +674,7 @@ def put_keyed(member: Member, keys: Sequence[str]) -> None:
 @pytest.mark.parametrize("is_known", [False, True])
 def test_archive_with_erased_messages_still_matches_its_logs(keys: str, is_known: bool) -> None:
     """A member without the archive's name proves it by its own log, which still has the erased messages."""
-    both = Members(parquet=True)
+    both = ArchiveMembers(parquet=True)
     both.name_is_told = is_known
     both.elect(both.a)
     put_keyed(both.a, keys)
@@ -704,9 +704,9 @@ def test_archive_with_erased_messages_still_matches_its_logs(keys: str, is_known
     assert len(both.b.bodies()) == len(left) + 1
 
 
-def erased_from_a_set() -> tuple[Members, list[int]]:
+def erased_from_a_set() -> tuple[ArchiveMembers, list[int]]:
     """Let A lead and erase by key. Return the set and the offsets of the remaining messages."""
-    both, keys = Members(parquet=True), "1m2mm3"
+    both, keys = ArchiveMembers(parquet=True), "1m2mm3"
     both.elect(both.a)
     put_keyed(both.a, keys)
     both.replicate(both.a)
@@ -715,7 +715,7 @@ def erased_from_a_set() -> tuple[Members, list[int]]:
     return both, [at for at, key in enumerate(keys) if key != "m"]
 
 
-def offsets_of(member: Member) -> list[int]:
+def offsets_of(member: ArchiveMember) -> list[int]:
     """Return the offsets that a reader of the member's hot log gets."""
     found, offset = list[int](), 0
     while offset < member.store.max_offset(TOPIC, 0):
@@ -762,7 +762,7 @@ def test_elected_slave_hides_erased_messages_from_the_start_of_its_term() -> Non
 
 def test_new_member_hides_erased_messages_that_it_replicates() -> None:
     both, left = erased_from_a_set()
-    both.b = Member(both, seed=3)
+    both.b = ArchiveMember(both, seed=3)
     both.replicate(both.a)
     both.b.archive.lifecycle.evict.run()
     both.b.archive.lifecycle.hot_erasure.run()

@@ -14,7 +14,7 @@ from infra.clock import ManualClock
 from tests.kit.store.sim_disk import SimDisk
 
 
-class Members:
+class OtherMembers:
     """The other members of the set."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def test_archivable_limit_of_a_standalone_broker_is_its_flushed_offset(store: Me
 
 
 def test_archivable_limit_is_the_end_of_whole_fsynced_confirmed_records(store: MessageStore) -> None:
-    members, ends = Members(), put(store, 5)
+    members, ends = OtherMembers(), put(store, 5)
     reach = Reach(store, members)
     store.confirm(ends[3])
     members.synced = ends[4]
@@ -73,7 +73,7 @@ def test_archivable_limit_is_the_end_of_whole_fsynced_confirmed_records(store: M
 
 
 def test_new_master_archives_nothing_until_the_set_has_its_promotion_log(store: MessageStore) -> None:
-    members, ends = Members(), put(store, 3)
+    members, ends = OtherMembers(), put(store, 3)
     reach = Reach(store, members)
     reach.lead()
     members.synced = ends[2]

@@ -40,7 +40,7 @@ from neve.errors import NeveError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.kit.broker.in_process import ask, offload, running, send
-from tests.kit.broker.set_in_process import Member, Set, broker_set
+from tests.kit.broker.set_in_process import BrokerMember, Set, broker_set
 from tests.kit.clock.waiting import until
 from tests.kit.server.security import make_certificate
 from tests.unit.broker.role_changes import TOPIC, bodies, hand_to, put, shows
@@ -51,7 +51,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-def hand_overs(member: Member, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def hand_overs(member: BrokerMember, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the targets of the member's successful switchovers from now on."""
     replicas, taken = member.replicas, list[int]()
     hand_over = replicas.hand_over
@@ -248,7 +248,7 @@ async def test_member_that_led_above_the_archive_lacks_nothing_after_a_restart(t
         assert on_disk(master).master_epoch > 0
 
 
-async def elect_uncleanly(brokers: Set, chosen: Member, *gone: Member) -> None:
+async def elect_uncleanly(brokers: Set, chosen: BrokerMember, *gone: BrokerMember) -> None:
     """Elect a member uncleanly, as an operator does: remove the lost members, then designate one of the others."""
     of_set = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
     ids = ";".join(str(member.replicas.member.broker_id) for member in gone)
@@ -342,14 +342,14 @@ async def test_registered_members_include_one_that_is_away(tmp_path: Path) -> No
         await until(lambda: master.replicas.registered == 2, "it is a member still")
 
 
-def on_disk(member: Member) -> Saved:
+def on_disk(member: BrokerMember) -> Saved:
     """Return the state that the member's next process will load."""
     file = MemberFile(RealDisk(), member.root)
     file.load()
     return file.saved
 
 
-def online(member: Member) -> bool:
+def online(member: BrokerMember) -> bool:
     journal = member.broker.archive.journal
     return journal is not None and journal.online
 
@@ -474,7 +474,7 @@ async def test_members_authenticate_if_users_do(tmp_path: Path) -> None:
         writer.close()
 
 
-async def put_unconfirmed(master: Member) -> None:
+async def put_unconfirmed(master: BrokerMember) -> None:
     connection = await master.connect()
     answer = await ask(connection, Code.SEND_MESSAGE_V2, b"alone", **send_ext(TOPIC, 0))
     assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT

@@ -27,7 +27,7 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import METADATA_LOG
 from tests.kit.broker.in_process import ask
-from tests.kit.broker.set_in_process import Member, Set, broker_set
+from tests.kit.broker.set_in_process import BrokerMember, Set, broker_set
 from tests.kit.clock.waiting import until
 from tests.unit.broker.role_changes import TOPIC, bodies, hand_to, put, shows
 
@@ -37,7 +37,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @asynccontextmanager
-async def of_three(root: Path) -> AsyncIterator[tuple[Set, Member, Member, Member]]:
+async def of_three(root: Path) -> AsyncIterator[tuple[Set, BrokerMember, BrokerMember, BrokerMember]]:
     """Yield a set with one message, its master and its slaves."""
     async with broker_set(root) as brokers:
         former = await brokers.master()
@@ -335,8 +335,8 @@ async def test_member_that_may_resume_above_its_archive_writes_a_checkpoint(
 
 @asynccontextmanager
 async def with_a_diverged_tail(
-    root: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Member], object]
-) -> AsyncIterator[tuple[Member, Member]]:
+    root: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[BrokerMember], object]
+) -> AsyncIterator[tuple[BrokerMember, BrokerMember]]:
     """Yield a former `async` master that is about to truncate an unreplicated message, and the new master."""
     async with broker_set(root, replication="async") as brokers:
         former = await brokers.master()
@@ -388,7 +388,7 @@ async def test_member_refuses_reads_and_sends_heartbeats_in_a_truncation(
 async def test_follower_restarts_after_an_unexpected_error_in_a_truncation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail_at_first(member: Member) -> None:
+    def fail_at_first(member: BrokerMember) -> None:
         store, failures = member.broker.store, iter(range(2))
 
         def wrong(*arguments: Any, **keywords: Any) -> Any:

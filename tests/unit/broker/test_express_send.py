@@ -15,12 +15,12 @@ from infra.disk.filesystem import RealDisk
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import decode_command
 from tests.kit.broker.in_process import ask, running
-from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.calls_per_turn import CallsPerTurn
 from tests.unit.broker.send_frames import (
     NOT_PLAIN,
     PLAIN,
     TOPIC,
-    Broker,
+    SendTarget,
     frame,
     with_broker,
 )
@@ -28,7 +28,7 @@ from tests.unit.broker.send_frames import (
 
 @pytest.mark.parametrize("flag", [0, 2], ids=["two-way", "one-way"])
 def test_plain_send_equals_one_by_the_general_path(tmp_path: Path, flag: int) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         for name, ext in PLAIN.items():
             fast = broker.send(ext, name.encode(), express=True, flag=flag)
             assert broker.dispatched == 0, name
@@ -41,7 +41,7 @@ def test_plain_send_equals_one_by_the_general_path(tmp_path: Path, flag: int) ->
 
 @pytest.mark.parametrize("topics", [(TOPIC,) * 5, (TOPIC, "other", "other", TOPIC, "other")], ids=["one", "two"])
 def test_statistics_of_sends_in_one_read_equal_those_of_single_sends(tmp_path: Path, topics: tuple[str, ...]) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         stats = broker.controller.stats
         counted = []
         for together in (True, False):
@@ -65,7 +65,7 @@ def test_statistics_of_sends_in_one_read_equal_those_of_single_sends(tmp_path: P
 
 
 def test_send_that_is_not_plain_is_left_to_the_general_path(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         for name, ext in NOT_PLAIN.items():
             fast = broker.send(ext, b"body", express=True)
             assert broker.dispatched == 1, name
@@ -80,7 +80,7 @@ def test_send_that_is_not_plain_is_left_to_the_general_path(tmp_path: Path) -> N
 
 
 def test_topic_changed_since_the_last_read_is_looked_up_again(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         topics = broker.controller.topics
         assert broker.send({"e": 2}, b"as it was", express=True)[0][0] == 0
         topics.update(msgspec.structs.replace(topics.topics[TOPIC], read_queue_nums=1, write_queue_nums=1))
@@ -99,7 +99,7 @@ _PART = st.one_of(
 
 
 def test_any_property_string_gives_the_same_result_on_both_paths(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         @settings(max_examples=300, deadline=None)
         @given(st.lists(_PART, max_size=12))
         def check(parts: list[str]) -> None:
@@ -112,7 +112,7 @@ def test_any_property_string_gives_the_same_result_on_both_paths(tmp_path: Path)
 
 
 def test_frames_of_one_read_are_answered_in_order_on_both_paths(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         connection, outside = broker.connect(express=True)
         delayed = frame({"i": "DELAY\x013\x02"}, b"later")
         frames = [frame({}, b"0"), delayed, frame({}, b"1"), frame({"e": 99}, b"no"), frame({}, b"2")]
@@ -137,7 +137,7 @@ async def test_queues_created_by_sends_of_one_read_are_made_in_bounded_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues, each = 100, 3
-    made = Counted(RealDisk.create_preallocated)
+    made = CallsPerTurn(RealDisk.create_preallocated)
 
     def create(disk: RealDisk, path: Path, size: int, *, sync: bool = True) -> None:
         made(disk, path, size)
@@ -165,7 +165,7 @@ async def test_queues_created_by_sends_of_one_read_are_made_in_bounded_turns(
 
 
 def test_sync_flush_answers_no_send_before_its_fsync(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         connection, outside = broker.connect(express=True)
         connection.data_received(frame({}, b"0") + frame({"i": "WAIT\x01false\x02"}, b"1") + frame({}, b"2"))
         assert outside.written.count(b'"opaque"') == 1  # only the send that does not wait
@@ -188,7 +188,7 @@ class DeadWriter:
 
 
 def test_send_to_a_failed_store_is_answered_by_the_general_path(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         file = broker.store.file_at(broker.store.newest_segment_base)
         assert file is not None
         file.writer = file.crc_writer = DeadWriter()

@@ -17,7 +17,7 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import decode_command
 from neve.remoting.headers import SignedSendV2Frame, covered
 from neve.remoting.signature import SigningKey, signed
-from tests.unit.broker.send_frames import NOT_PLAIN, PLAIN, TOPIC, UNIQUE, Broker, frame, with_broker
+from tests.unit.broker.send_frames import NOT_PLAIN, PLAIN, TOPIC, UNIQUE, SendTarget, frame, with_broker
 
 ROOT, ALICE = partial(signed, "root", "root's secret"), partial(signed, "alice", "alice's secret")
 AUTHENTICATED: dict[str, Any] = {
@@ -42,12 +42,12 @@ def set_user(user: User | None, *policies: Policy) -> Any:
     return edit
 
 
-def change(broker: Broker, user: User | None, *policies: Policy) -> None:
+def change(broker: SendTarget, user: User | None, *policies: Policy) -> None:
     store: Any = broker.controller.guard
     store.store.change_now(set_user(user, *policies))
 
 
-def code_of(broker: Broker, lane: bool, *, ext: dict[str, Any] | None = None) -> int:
+def code_of(broker: SendTarget, lane: bool, *, ext: dict[str, Any] | None = None) -> int:
     """Send once, check whether the fast path took it, and return the answer's code."""
     broker.dispatched = 0
     answer, stored = broker.send(ext or {}, b"body", express=True)
@@ -58,7 +58,7 @@ def code_of(broker: Broker, lane: bool, *, ext: dict[str, Any] | None = None) ->
 
 @pytest.mark.parametrize("flag", [0, 2], ids=["two-way", "one-way"])
 def test_signed_plain_send_equals_one_by_the_general_path(tmp_path: Path, flag: int) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         for name, ext in PLAIN.items():
             known = {field: value for field, value in ext.items() if field != "zz"}
             fast = broker.send(known, name.encode(), express=True, flag=flag)
@@ -71,7 +71,7 @@ def test_signed_plain_send_equals_one_by_the_general_path(tmp_path: Path, flag: 
 
 
 def test_signed_send_that_is_not_plain_is_left_to_the_general_path(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         for name, ext in NOT_PLAIN.items():
             broker.send(ext, b"body", express=True)
             assert broker.dispatched == 1, name
@@ -81,7 +81,7 @@ def test_signed_send_that_is_not_plain_is_left_to_the_general_path(tmp_path: Pat
 
 
 def test_field_unknown_to_the_fast_path_is_covered_by_the_signature(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         assert code_of(broker, lane=False, ext={"zz": "?"}) == ResponseCode.SUCCESS
         broker.signer = lambda ext, body: {**ROOT(ext, body), "zz": "added by another"}
         assert code_of(broker, lane=False) == ResponseCode.NO_PERMISSION
@@ -90,7 +90,7 @@ def test_field_unknown_to_the_fast_path_is_covered_by_the_signature(tmp_path: Pa
 
 
 def test_send_without_a_valid_signature_is_refused(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         for signer in (
             None,
             partial(signed, "root", "another secret"),
@@ -111,7 +111,7 @@ def test_send_without_a_valid_signature_is_refused(tmp_path: Path) -> None:
 def test_changed_or_deleted_user_or_policy_applies_to_the_next_send(tmp_path: Path) -> None:
     alice = User("alice's secret")
 
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         change(broker, alice, MAY_SEND)
         broker.signer = ALICE
         steps: list[tuple[User | None, tuple[Policy, ...]]] = [
@@ -135,7 +135,7 @@ def test_changed_or_deleted_user_or_policy_applies_to_the_next_send(tmp_path: Pa
 
 
 def test_signatures_of_sends_in_one_read_are_checked_individually(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         change(broker, User("alice's secret"))  # may not send
         connection, outside = broker.connect(express=True)
         signers = (ROOT, ROOT, ALICE, ROOT, partial(signed, "root", "wrong"), ROOT)
@@ -157,7 +157,7 @@ def test_signatures_of_sends_in_one_read_are_checked_individually(tmp_path: Path
 
 
 def test_unreadable_users_file_refuses_all_sends(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         assert code_of(broker, lane=True) == ResponseCode.SUCCESS
         path = tmp_path / "store" / "config" / "auth" / "auth.json"
         path.write_text("{")
@@ -202,7 +202,7 @@ def test_changed_added_removed_or_moved_field_invalidates_the_signature(tmp_path
 
         return swap
 
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         change(broker, User("alice's secret", SUPER))
         for name, text in _CHANGED.items():
             broker.signer = lambda ext, body, name=name, text=text: {**ROOT(ext, body), name: text}
@@ -223,7 +223,7 @@ def test_changed_added_removed_or_moved_field_invalidates_the_signature(tmp_path
 
 
 def test_signature_of_a_duplicate_field_covers_the_value_that_is_used(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         whole = frame(_SENT, b"body", 0, ROOT)
         header = whole[8 : 8 + int.from_bytes(whole[4:8], "big")]
         for old, new, queue_id in (
@@ -253,7 +253,7 @@ def test_signature_of_a_duplicate_field_covers_the_value_that_is_used(tmp_path: 
 def test_fast_path_parses_ahead_no_more_than_it_takes(tmp_path: Path, bad: dict[str, Any], share: int) -> None:
     """A client that sends many requests for the general path causes no additional work per request."""
 
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         lane = cast("Any", broker.controller.router.express).__self__
         decode, looked = lane._decode, []
 
@@ -283,7 +283,7 @@ def test_fast_path_parses_ahead_no_more_than_it_takes(tmp_path: Path, bad: dict[
 
 
 def test_value_in_another_notation_is_left_to_the_general_path(tmp_path: Path) -> None:
-    def work(broker: Broker) -> None:
+    def work(broker: SendTarget) -> None:
         assert code_of(broker, lane=False, ext={"m": "False"}) == ResponseCode.SUCCESS
 
     with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)

@@ -21,7 +21,7 @@ from neve.errors import UnknownOutcome
 from neve.remoting.body import HeartbeatData, SubscriptionData, loads_as
 from neve.remoting.codes import RequestCode as Code
 from tests.kit.broker.in_process import ask, running
-from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.calls_per_turn import CallsPerTurn
 
 TOPICS = tuple(f"topic-{number}" for number in range(20))
 
@@ -124,7 +124,7 @@ def test_wide_heartbeat_is_compared_in_slices_and_applied_atomically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, others = client_manager._size, tuple(f"other-{topic}" for topic in WIDE)
-    size = Counted(whole)
+    size = CallsPerTurn(whole)
 
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):

@@ -13,7 +13,7 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.objects.store import StoreUnavailable
-from tests.unit.broker.archive_members import STEPS, TOPIC, Member, Members
+from tests.unit.broker.archive_members import STEPS, TOPIC, ArchiveMember, ArchiveMembers
 from tiered.journal.errors import Fenced
 
 QUEUES = [(TOPIC, 0), (TOPIC, 1), ("other", 0)]
@@ -21,12 +21,12 @@ LENGTH = 60
 Place = tuple[str, int, int]
 
 
-class History:
+class SetHistory:
     """One random history, with all confirmed messages as readers saw them first."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.both = Members()
+        self.both = ArchiveMembers()
         self.master, self.other = self.both.a, self.both.b
         self.is_up = True  # the other member: it follows
         self.sleeps = False  # the other member: it believes to be the master
@@ -98,7 +98,7 @@ class History:
             self.other.store.truncate(self.common, epoch=self.both.master_epoch, floor=confirmed)
         self.is_up = True
 
-    def restart(self, member: Member) -> None:
+    def restart(self, member: ArchiveMember) -> None:
         if self.dice.random() < 0.5:
             member.disk = member.disk.power_cut()
         else:
@@ -201,4 +201,4 @@ class History:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_confirmed_messages_are_archived_once_in_any_history(seed: int) -> None:
-    History(seed).run()
+    SetHistory(seed).run()

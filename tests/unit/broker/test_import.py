@@ -41,7 +41,7 @@ NOW_MS = time.time_ns() // 1_000_000
 RECORDS = 700
 
 
-class Apache:
+class ApacheDirectory:
     """A directory of an Apache broker: two and a half files of log, and tables in fastjson's format."""
 
     def __init__(self, root: Path, *, killed: bool = False) -> None:
@@ -99,8 +99,8 @@ class Apache:
 
 
 @pytest.fixture
-def apache(tmp_path: Path) -> Apache:
-    return Apache(tmp_path / "apache")
+def apache(tmp_path: Path) -> ApacheDirectory:
+    return ApacheDirectory(tmp_path / "apache")
 
 
 def configuration(root: Path, *settings: str) -> BrokerConfig:
@@ -160,7 +160,9 @@ def records(root: Path) -> Iterator[bytes]:
         store.shutdown()
 
 
-def test_imported_log_and_tables_equal_a_slaves_and_source_is_unchanged(tmp_path: Path, apache: Apache) -> None:
+def test_imported_log_and_tables_equal_a_slaves_and_source_is_unchanged(
+    tmp_path: Path, apache: ApacheDirectory
+) -> None:
     before, root = apache.contents(), tmp_path / "neve"
     report = take_in(root, apache.root)
     assert (report.log_begin, report.log_end, report.cut, report.topics, report.groups) == (0, apache.end, 0, 3, 1)
@@ -193,7 +195,7 @@ class Breaking(RealDisk):
 
 
 def test_interrupted_import_resumes_and_blocks_any_other_start(
-    tmp_path: Path, apache: Apache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, apache: ApacheDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_broker, "_CHUNK", 100_000)
     root, reads, cuts = tmp_path / "neve", 5, 0
@@ -217,7 +219,7 @@ def test_interrupted_import_resumes_and_blocks_any_other_start(
 
 
 def test_torn_end_of_a_killed_brokers_log_is_truncated_and_reported(tmp_path: Path) -> None:
-    apache = Apache(tmp_path / "apache", killed=True)
+    apache = ApacheDirectory(tmp_path / "apache", killed=True)
     assert apache.last is not None
     at, raw = apache.last
     with apache.file(at // FILE_SIZE).open("r+b") as file:
@@ -231,7 +233,7 @@ def test_torn_end_of_a_killed_brokers_log_is_truncated_and_reported(tmp_path: Pa
 
 @pytest.mark.parametrize(("file", "killed"), [(0, True), (0, False), (2, False)])
 def test_damage_that_a_kill_does_not_explain_is_refused(tmp_path: Path, file: int, killed: bool) -> None:
-    apache = Apache(tmp_path / "apache", killed=killed)
+    apache = ApacheDirectory(tmp_path / "apache", killed=killed)
     with apache.file(file).open("r+b") as opened:
         opened.seek(5000)
         opened.write(b"\xff" * 4000)
@@ -243,7 +245,7 @@ def test_damage_that_a_kill_does_not_explain_is_refused(tmp_path: Path, file: in
 @pytest.mark.parametrize("number", [0, 7])
 def test_damaged_record_that_was_fsynced_is_refused(tmp_path: Path, number: int) -> None:
     """Also in the newest file: the records behind it are intact and would be lost silently."""
-    apache = Apache(tmp_path / "apache", killed=True)
+    apache = ApacheDirectory(tmp_path / "apache", killed=True)
     frames = _frames(apache, 2)
     at, after = 2 * FILE_SIZE + frames[number], 2 * FILE_SIZE + frames[number + 1]
     with apache.file(2).open("r+b") as file:
@@ -264,7 +266,7 @@ def test_damaged_record_that_was_fsynced_is_refused(tmp_path: Path, number: int)
 
 
 @pytest.mark.parametrize("names", [Names(reached="127.0.0.1:1"), Names(known="127.0.0.1:1")])
-def test_running_broker_is_not_imported(tmp_path: Path, apache: Apache, names: Names) -> None:
+def test_running_broker_is_not_imported(tmp_path: Path, apache: ApacheDirectory, names: Names) -> None:
     """Messages that it accepts until it is stopped would be missing, and a directory is not imported twice."""
     with pytest.raises(StartupError, match=r"stop (it|that one) first"):
         take_in(tmp_path / "neve", apache.root, names=names)
@@ -272,7 +274,7 @@ def test_running_broker_is_not_imported(tmp_path: Path, apache: Apache, names: N
     assert take_in(tmp_path / "neve", apache.root).log_end == apache.end
 
 
-def _frames(apache: Apache, number: int) -> list[int]:
+def _frames(apache: ApacheDirectory, number: int) -> list[int]:
     """Return the offsets of the records within a file."""
     data, at = apache.file(number).read_bytes(), [0]
     end = min(apache.end - number * FILE_SIZE, FILE_SIZE)
@@ -286,7 +288,7 @@ def test_records_behind_a_damaged_header_are_not_skipped(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_broker, "_CHUNK", 10_007)
-    apache = Apache(tmp_path / "apache")
+    apache = ApacheDirectory(tmp_path / "apache")
     at = _frames(apache, 2)[number]
     with apache.file(2).open("r+b") as file:
         file.seek(at)
@@ -297,7 +299,7 @@ def test_records_behind_a_damaged_header_are_not_skipped(
     assert (report.log_end, report.cut) == (2 * FILE_SIZE + at, apache.end - 2 * FILE_SIZE - at)
 
 
-def test_records_behind_a_truncation_are_not_imported(apache: Apache, tmp_path: Path) -> None:
+def test_records_behind_a_truncation_are_not_imported(apache: ApacheDirectory, tmp_path: Path) -> None:
     *_, before, cut, left = _frames(apache, 2)
     with apache.file(2).open("r+b") as file:
         file.seek(cut)
@@ -310,40 +312,40 @@ def test_records_behind_a_truncation_are_not_imported(apache: Apache, tmp_path: 
 
 
 def test_killed_broker_whose_newest_file_has_no_whole_record_is_imported(tmp_path: Path) -> None:
-    apache = Apache(tmp_path / "apache", killed=True)
+    apache = ApacheDirectory(tmp_path / "apache", killed=True)
     with apache.file(2).open("r+b") as file:
         file.seek(20)  # only the first bytes of the header reached the disk
         file.write(bytes(apache.end - 2 * FILE_SIZE - 20))
     assert take_in(tmp_path / "neve", apache.root).log_end == 2 * FILE_SIZE
 
 
-def _elsewhere(apache: Apache) -> None:
+def _elsewhere(apache: ApacheDirectory) -> None:
     (apache.root / "kvStore").mkdir()
     (apache.root / "kvStore" / "000001.log").touch()
 
 
-def _torn_table(apache: Apache) -> None:
+def _torn_table(apache: ApacheDirectory) -> None:
     apache.write("topics.json", '{"topicConfigTable":{"orders":')
 
 
-def _no_topics(apache: Apache) -> None:
+def _no_topics(apache: ApacheDirectory) -> None:
     (apache.root / "config" / "topics.json").unlink()
 
 
-def _hole(apache: Apache) -> None:
+def _hole(apache: ApacheDirectory) -> None:
     apache.file(1).unlink()
 
 
-def _empty(apache: Apache) -> None:
+def _empty(apache: ApacheDirectory) -> None:
     for number in range(3):
         apache.file(number).write_bytes(bytes(FILE_SIZE))
 
 
-def _no_store(apache: Apache) -> None:
+def _no_store(apache: ApacheDirectory) -> None:
     (apache.root / "checkpoint").unlink()
 
 
-def _odd_size(apache: Apache) -> None:
+def _odd_size(apache: ApacheDirectory) -> None:
     apache.file(2).write_bytes(apache.file(2).read_bytes()[:-1])
 
 
@@ -362,14 +364,14 @@ def _odd_size(apache: Apache) -> None:
     ],
 )
 def test_unsuitable_directory_is_refused_before_any_write(
-    tmp_path: Path, apache: Apache, change: Any, settings: list[str], why: str
+    tmp_path: Path, apache: ApacheDirectory, change: Any, settings: list[str], why: str
 ) -> None:
     change(apache)
     assert why in refused(tmp_path / "neve", apache.root, *settings)
     assert not (tmp_path / "neve" / "import.json").exists()
 
 
-def test_torn_table_is_read_from_its_backup(tmp_path: Path, apache: Apache) -> None:
+def test_torn_table_is_read_from_its_backup(tmp_path: Path, apache: ApacheDirectory) -> None:
     path = apache.root / "config" / "consumerOffset.json"
     path.with_name("consumerOffset.json.bak").write_text('{"offsetTable":{"orders@g":{0:40}}}')
     path.write_bytes(b"")
@@ -378,7 +380,7 @@ def test_torn_table_is_read_from_its_backup(tmp_path: Path, apache: Apache) -> N
     assert offsets == {"orders@g": {"0": 40}}
 
 
-def test_broker_that_writes_during_the_import_is_reported(tmp_path: Path, apache: Apache) -> None:
+def test_broker_that_writes_during_the_import_is_reported(tmp_path: Path, apache: ApacheDirectory) -> None:
     class Writing(RealDisk):
         """A disk on which another record is appended during the last read."""
 

@@ -17,7 +17,7 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.calls_per_turn import CallsPerTurn
 from tests.kit.store.colliding_keys import colliding_words
 
 LONG = 1 << 60
@@ -58,7 +58,7 @@ async def test_key_query_reports_what_it_did_not_search(tmp_path: Path, monkeypa
 
 
 async def test_concurrent_key_queries_share_one_step_per_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(reading.store_time_at)
+    counted = CallsPerTurn(reading.store_time_at)
     monkeypatch.setattr(reading, "store_time_at", counted)
 
     async with running(tmp_path) as (_, connection):
@@ -75,7 +75,7 @@ async def test_concurrent_key_queries_share_one_step_per_turn(tmp_path: Path, mo
 
 async def test_in_turns_takes_one_step_of_all_that_share_a_lock() -> None:
     shared, taken = asyncio.Lock(), list[str]()
-    counted = Counted(taken.append)
+    counted = CallsPerTurn(taken.append)
 
     def steps(name: str) -> Steps[str]:
         for _ in range(3):

@@ -25,7 +25,7 @@ from infra.disk.filesystem import DiskFull
 from infra.loop.in_steps import Steps, run_beside
 from infra.loop.supervisor import Faults
 from lifecycle.hot_store import Aged
-from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.calls_per_turn import CallsPerTurn
 from tests.kit.store.sim_disk import SimDisk
 from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
 
@@ -132,8 +132,8 @@ async def test_evicted_file_is_removed_outside_the_loop() -> None:
     assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
 
 
-def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    counter = Counted(getattr(kind, name))
+def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> CallsPerTurn:
+    counter = CallsPerTurn(getattr(kind, name))
 
     def method(*args: Any) -> Any:
         return counter(*args)
@@ -321,7 +321,7 @@ async def test_erased_rows_are_hidden_by_a_write_outside_the_loop_and_retried() 
     flusher: Any = Synced()
     nothing_waits: Any = None
     hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
-    looks = Counted(store.erasable)
+    looks = CallsPerTurn(store.erasable)
     setattr(store, "erasable", looks)  # noqa: B010 - for mypy a method is none to be set
     disk.written.clear()
     rows = [("t", queue_id, 1, 1) for queue_id in range(QUEUES)]

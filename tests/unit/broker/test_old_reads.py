@@ -26,7 +26,7 @@ COUNT = 90
 FILE = 1 << 13
 
 
-class SlowDisk(RealDisk):
+class UncachedDisk(RealDisk):
     """Has nothing in the page cache, and reads only once the gate is open."""
 
     __slots__ = ("cached", "gate", "threads")
@@ -48,12 +48,12 @@ class SlowDisk(RealDisk):
 
 
 @pytest.fixture
-def disk() -> SlowDisk:
-    return SlowDisk()
+def disk() -> UncachedDisk:
+    return UncachedDisk()
 
 
 @pytest.fixture
-def store(tmp_path: Path, disk: SlowDisk) -> Iterator[MessageStore]:
+def store(tmp_path: Path, disk: UncachedDisk) -> Iterator[MessageStore]:
     """A store with two queues whose records alternate in several files."""
     store = MessageStore(StoreConfig(tmp_path / "s", commit_log_file_size=FILE), disk, SystemClock())
     store.load()
@@ -90,7 +90,9 @@ def both(store: MessageStore) -> tuple[TieredStore, TieredStore]:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_bytes_read_from_the_file_equal_those_of_the_mapping(store: MessageStore, disk: SlowDisk, cached: bool) -> None:
+def test_bytes_read_from_the_file_equal_those_of_the_mapping(
+    store: MessageStore, disk: UncachedDisk, cached: bool
+) -> None:
     disk.cached = cached
     old, mapped = both(store)
 
@@ -108,7 +110,7 @@ def test_bytes_read_from_the_file_equal_those_of_the_mapping(store: MessageStore
     old.close()
 
 
-def test_only_records_below_hot_bytes_are_read_outside_the_mapping(store: MessageStore, disk: SlowDisk) -> None:
+def test_only_records_below_hot_bytes_are_read_outside_the_mapping(store: MessageStore, disk: UncachedDisk) -> None:
     config = BrokerConfig(hot_bytes=5000)
     tiered = TieredStore(store, config)
     edge = store.max_physical_offset - 5000
@@ -133,7 +135,7 @@ def test_adjacent_records_are_one_read(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_segment_can_be_evicted_while_it_is_read(store: MessageStore, disk: SlowDisk, when: str) -> None:
+def test_segment_can_be_evicted_while_it_is_read(store: MessageStore, disk: UncachedDisk, when: str) -> None:
     old, mapped = both(store)
 
     async def main() -> None:
@@ -153,7 +155,7 @@ def test_segment_can_be_evicted_while_it_is_read(store: MessageStore, disk: Slow
     old.close()
 
 
-def test_hanging_disk_delays_only_its_readers(store: MessageStore, disk: SlowDisk) -> None:
+def test_hanging_disk_delays_only_its_readers(store: MessageStore, disk: UncachedDisk) -> None:
     tiered = TieredStore(store, BrokerConfig(hot_bytes=2000))
 
     async def main() -> None:

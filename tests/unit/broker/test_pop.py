@@ -25,7 +25,7 @@ from neve.remoting.names import real_topic
 from tests.kit.broker.synced import nothing_to_sync
 
 
-class Broker:
+class PopStore:
     """A store with ten messages and the pop state of one group. `restart` drops everything that is only in memory."""
 
     def __init__(self, root: Path, flush: str = ASYNC_FLUSH) -> None:
@@ -70,13 +70,13 @@ class Broker:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    broker = Broker(tmp_path)
+def broker(tmp_path: Path) -> Iterator[PopStore]:
+    broker = PopStore(tmp_path)
     yield broker
     broker.store.shutdown()
 
 
-def test_committed_offset_is_the_lowest_unacknowledged_one(broker: Broker) -> None:
+def test_committed_offset_is_the_lowest_unacknowledged_one(broker: PopStore) -> None:
     popped, _ = broker.pop(4)
     broker.book.record(Ack("g", "t", 0, popped, [1, 2]))
     assert broker.group_offset() == 0
@@ -87,7 +87,7 @@ def test_committed_offset_is_the_lowest_unacknowledged_one(broker: Broker) -> No
 
 
 @pytest.mark.parametrize("with_image", [True, False])
-def test_restart_restores_acknowledged_and_in_flight_messages(broker: Broker, with_image: bool) -> None:
+def test_restart_restores_acknowledged_and_in_flight_messages(broker: PopStore, with_image: bool) -> None:
     popped, _ = broker.pop(4)
     if with_image:
         asyncio.run(broker.book.save())
@@ -100,7 +100,7 @@ def test_restart_restores_acknowledged_and_in_flight_messages(broker: Broker, wi
     assert [offset for _, offset, _ in broker.book.take_due()] == [1, 3]
 
 
-def test_extended_invisibility_delays_redelivery_and_voids_the_old_receipt(broker: Broker) -> None:
+def test_extended_invisibility_delays_redelivery_and_voids_the_old_receipt(broker: PopStore) -> None:
     popped, _ = broker.pop(1)
     broker.clock.advance(500)
     now = broker.clock.now_ms()
@@ -115,7 +115,7 @@ def test_extended_invisibility_delays_redelivery_and_voids_the_old_receipt(broke
     assert len(broker.book.take_due()) == 1
 
 
-def test_pop_resumes_at_an_offset_that_was_set_elsewhere(broker: Broker) -> None:
+def test_pop_resumes_at_an_offset_that_was_set_elsewhere(broker: PopStore) -> None:
     broker.pop(5)
     broker.offsets.commit("g", "t", 0, 2)
     queue = broker.book.find("g", "t", 0)
@@ -132,7 +132,7 @@ def test_reset_on_a_full_disk_survives_a_restart_before_the_pops_sync(
     def full(*_: object, **__: object) -> None:
         raise StoreFull("no room")
 
-    broker = Broker(tmp_path, flush)
+    broker = PopStore(tmp_path, flush)
     broker.pop(5)
     with monkeypatch.context() as patched:
         patched.setattr(broker.store, "put", full)
@@ -145,7 +145,7 @@ def test_reset_on_a_full_disk_survives_a_restart_before_the_pops_sync(
     broker.store.shutdown()
 
 
-def test_dropped_queue_stays_dropped_after_a_restart(broker: Broker) -> None:
+def test_dropped_queue_stays_dropped_after_a_restart(broker: PopStore) -> None:
     broker.pop(5)
     broker.book.drop(topic="t")
     broker.offsets.delete_topic("t")
@@ -154,7 +154,7 @@ def test_dropped_queue_stays_dropped_after_a_restart(broker: Broker) -> None:
     assert broker.group_offset() == -1
 
 
-def test_only_the_log_behind_the_saved_image_is_needed(broker: Broker) -> None:
+def test_only_the_log_behind_the_saved_image_is_needed(broker: PopStore) -> None:
     broker.pop(1)
     assert broker.book.oldest_needed_physical() is not None
     asyncio.run(broker.book.save())

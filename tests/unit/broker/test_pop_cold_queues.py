@@ -19,14 +19,14 @@ from neve.errors import NeveError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.codes import RequestCode as Code
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.broker.pop_member import Member
+from tests.kit.broker.pop_member import PopMember
 from tests.kit.clock.waiting import until
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
 
 COLD_QUEUE, ANY = 1, -1
 
 
-class Archive:
+class ColdQueue:
     """The only holder of queue 1 of the topic. It is unavailable at first and counts requests."""
 
     def __init__(self, broker: BrokerController) -> None:
@@ -71,7 +71,7 @@ class Archive:
         return ColdResult(GetMessageStatus.FOUND, located.offset + 1, [memoryview(decoded)], 1)
 
 
-Work = Callable[[Member, Archive, ManualClock], Awaitable[None]]
+Work = Callable[[PopMember, ColdQueue, ManualClock], Awaitable[None]]
 
 
 def with_member(root: Path, work: Work) -> None:
@@ -84,13 +84,13 @@ def with_member(root: Path, work: Work) -> None:
             )  # fmt: skip
             assert answer.code == 0, answer.remark
             await send(connection, "t", b"cold", queue=COLD_QUEUE)
-            await work(Member(broker, connection), Archive(broker), clock)
+            await work(PopMember(broker, connection), ColdQueue(broker), clock)
 
     asyncio.run(main())
 
 
 def test_unavailable_archive_neither_delays_nor_redelivers_hot_messages(tmp_path: Path) -> None:
-    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+    async def work(member: PopMember, archive: ColdQueue, clock: ManualClock) -> None:
         for number in range(8):
             await send(member.connection, "t", b"hot %d" % number)
             taken = await member.pop(queue=ANY)
@@ -106,7 +106,7 @@ def test_unavailable_archive_neither_delays_nor_redelivers_hot_messages(tmp_path
 
 
 def test_pop_without_messages_reports_an_unavailable_archive(tmp_path: Path) -> None:
-    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+    async def work(member: PopMember, archive: ColdQueue, clock: ManualClock) -> None:
         answer = await member.ask_pop(queue=ANY)
         assert (answer.code, archive.asked) == (ResponseCode.SYSTEM_BUSY, 1)
         assert "archive" in (answer.remark or "")
@@ -115,7 +115,7 @@ def test_pop_without_messages_reports_an_unavailable_archive(tmp_path: Path) -> 
 
 
 def test_pop_that_waits_for_the_archive_gets_new_messages_meanwhile(tmp_path: Path) -> None:
-    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+    async def work(member: PopMember, archive: ColdQueue, clock: ManualClock) -> None:
         waiting = asyncio.create_task(member.pop(queue=ANY, poll=50_000))
         await member.until_in_line()
         await send(member.connection, "t", b"hot")
@@ -126,7 +126,7 @@ def test_pop_that_waits_for_the_archive_gets_new_messages_meanwhile(tmp_path: Pa
 
 
 def test_pop_with_hot_messages_does_not_wait_for_the_archive(tmp_path: Path) -> None:
-    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+    async def work(member: PopMember, archive: ColdQueue, clock: ManualClock) -> None:
         archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
         for number in range(6):
             await send(member.connection, "t", b"hot %d" % number)
@@ -142,10 +142,10 @@ def test_pop_with_hot_messages_does_not_wait_for_the_archive(tmp_path: Path) -> 
 
 
 def test_waiter_gets_the_queue_of_a_disconnected_cold_reader(tmp_path: Path) -> None:
-    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+    async def work(member: PopMember, archive: ColdQueue, clock: ManualClock) -> None:
         archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
         leaving = await open_connection(*member.broker.address)
-        lost = asyncio.create_task(Member(member.broker, leaving).ask_pop(queue=COLD_QUEUE))
+        lost = asyncio.create_task(PopMember(member.broker, leaving).ask_pop(queue=COLD_QUEUE))
         while not archive.asked:
             await ask(member.connection, Code.GET_BROKER_HA_STATUS)
         waiting = asyncio.create_task(member.pop(queue=COLD_QUEUE, poll=50_000))
@@ -160,7 +160,7 @@ def test_waiter_gets_the_queue_of_a_disconnected_cold_reader(tmp_path: Path) -> 
 
 
 def test_pop_that_outlasts_an_outage_of_the_archive_gets_its_message(tmp_path: Path) -> None:
-    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+    async def work(member: PopMember, archive: ColdQueue, clock: ManualClock) -> None:
         member.broker.pop_service.unreadable_seconds = 0.01
         waiting = asyncio.create_task(member.pop(queue=ANY, poll=50_000))
         await member.until_in_line()
@@ -171,7 +171,7 @@ def test_pop_that_outlasts_an_outage_of_the_archive_gets_its_message(tmp_path: P
     with_member(tmp_path, work)
 
 
-class Forgetful(RealDisk):
+class NoPageCache(RealDisk):
     """A disk without a page cache."""
 
     __slots__ = ()
@@ -182,9 +182,9 @@ class Forgetful(RealDisk):
 
 async def test_message_read_from_disk_is_redelivered_without_delaying_others(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with running(tmp_path, "hotBytes=0", clock=clock, disk=Forgetful()) as (broker, connection):
+    async with running(tmp_path, "hotBytes=0", clock=clock, disk=NoPageCache()) as (broker, connection):
         await send(connection, "t", b"old")
-        member = Member(broker, connection)
+        member = PopMember(broker, connection)
         assert [one.body for one in await member.pop()] == [b"old"]
         clock.advance(120_000)
         assert await broker.revive.run_due() == 0

@@ -7,24 +7,24 @@ from pathlib import Path
 from infra.clock import ManualClock
 from neve.remoting.codes import ResponseCode
 from tests.kit.broker.in_process import running, send
-from tests.kit.broker.pop_member import Member, offsets
+from tests.kit.broker.pop_member import PopMember, offsets
 
 MESSAGES = 8
 
 
-def with_member(root: Path, work: Callable[[Member, ManualClock], Awaitable[None]]) -> None:
+def with_member(root: Path, work: Callable[[PopMember, ManualClock], Awaitable[None]]) -> None:
     async def main() -> None:
         clock = ManualClock()
         async with running(root, clock=clock) as (broker, connection):
             for number in range(MESSAGES):
                 await send(connection, "t", b"m%d" % number)
-            await work(Member(broker, connection, order=True), clock)
+            await work(PopMember(broker, connection, order=True), clock)
 
     asyncio.run(main())
 
 
 def test_same_attempt_gets_its_batch_again_and_another_gets_none(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         first = await member.pop(3, attempt="A")
         assert offsets(first) == [0, 1, 2]
         assert await member.pop(3, attempt="B") == []
@@ -41,7 +41,7 @@ def test_same_attempt_gets_its_batch_again_and_another_gets_none(tmp_path: Path)
 
 
 def test_repeated_attempt_does_not_count_as_a_redelivery(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         await member.pop(2, attempt="A")
         answer = await member.ask_pop(2, attempt="A")
         assert answer.ext["orderCountInfo"] == "0 0 0;0 qo0%0 0;0 qo0%1 0"
@@ -59,7 +59,7 @@ def test_repeated_attempt_does_not_count_as_a_redelivery(tmp_path: Path) -> None
 def test_message_visible_early_waits_for_the_rest_of_its_batch(tmp_path: Path) -> None:
     """Delivered at once, it would precede messages that another member is still processing."""
 
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         batch = await member.pop(4, invisible=30_000)
         await member.ack(batch[0])
         await member.hide(batch[2], 1000)
@@ -75,7 +75,7 @@ def test_message_visible_early_waits_for_the_rest_of_its_batch(tmp_path: Path) -
 
 
 def test_message_hidden_longer_blocks_the_queue_until_it_is_visible(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         batch = await member.pop(4, invisible=10_000)
         await member.ack(batch[0], batch[1])
         longer = await member.hide(batch[2], 50_000)
@@ -94,7 +94,7 @@ def test_message_hidden_longer_blocks_the_queue_until_it_is_visible(tmp_path: Pa
 
 
 def test_returned_message_is_delivered_at_once(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         batch = await member.pop(2)
         await member.ack(batch[0])
         waiting = asyncio.create_task(member.pop(2, poll=50_000))
@@ -106,7 +106,7 @@ def test_returned_message_is_delivered_at_once(tmp_path: Path) -> None:
 
 
 def test_notification_is_sent_only_while_the_queue_is_not_blocked(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         assert await member.is_told()
         batch = await member.pop(2, attempt="A")
         assert not await member.is_told()
@@ -129,7 +129,7 @@ def test_notification_is_sent_only_while_the_queue_is_not_blocked(tmp_path: Path
 def test_notification_reports_the_attempts_own_batch_at_its_deadline(tmp_path: Path) -> None:
     """RocketMQ's NotificationIT: the message wakes one notification; its attempt's batch is free at the deadline."""
 
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         taken = await member.pop(MESSAGES)
         told = [asyncio.create_task(member.is_told(attempt=attempt, poll=500)) for attempt in "AAB"]
         await member.until_in_line(len(told))
@@ -142,7 +142,7 @@ def test_notification_reports_the_attempts_own_batch_at_its_deadline(tmp_path: P
 
 
 def test_pop_gets_the_attempts_own_batch_at_its_deadline(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         taken = await member.pop(MESSAGES)
         waiting = [asyncio.create_task(member.pop(1, attempt="A", poll=500)) for _ in range(2)]
         await member.until_in_line(len(waiting))
@@ -156,7 +156,7 @@ def test_pop_gets_the_attempts_own_batch_at_its_deadline(tmp_path: Path) -> None
 
 
 def test_notification_does_not_consume_the_wakeup_of_a_pop(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         batch = await member.pop(MESSAGES)
         told = asyncio.create_task(member.is_told(poll=50_000))
         await member.until_in_line()
@@ -171,7 +171,7 @@ def test_notification_does_not_consume_the_wakeup_of_a_pop(tmp_path: Path) -> No
 
 
 def test_group_that_gives_up_order_gets_its_unacknowledged_messages(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         batch = await member.pop(4, invisible=1000)
         await member.ack(batch[0])
         clock.advance(1001)
@@ -183,7 +183,7 @@ def test_group_that_gives_up_order_gets_its_unacknowledged_messages(tmp_path: Pa
 
 
 def test_batch_and_its_delivery_counts_survive_a_restart(tmp_path: Path) -> None:
-    async def before(member: Member, clock: ManualClock) -> None:
+    async def before(member: PopMember, clock: ManualClock) -> None:
         await member.pop(2, attempt="A")
         clock.advance(60_001)
         await member.pop(2, attempt="B")
@@ -191,7 +191,7 @@ def test_batch_and_its_delivery_counts_survive_a_restart(tmp_path: Path) -> None
     async def after() -> None:
         clock = ManualClock(ManualClock().now_ms() + 60_002)
         async with running(tmp_path, clock=clock) as (broker, connection):
-            member = Member(broker, connection, order=True)
+            member = PopMember(broker, connection, order=True)
             assert await member.pop(2, attempt="C") == []
             assert (await member.ask_pop(2, attempt="B")).ext["orderCountInfo"] == "0 0 1;0 qo0%0 1;0 qo0%1 1"
 
@@ -200,7 +200,7 @@ def test_batch_and_its_delivery_counts_survive_a_restart(tmp_path: Path) -> None
 
 
 def test_overlong_attempt_id_is_refused(tmp_path: Path) -> None:
-    async def work(member: Member, clock: ManualClock) -> None:
+    async def work(member: PopMember, clock: ManualClock) -> None:
         assert (await member.ask_pop(attempt="a" * 256)).code == ResponseCode.INVALID_PARAMETER
         assert offsets(await member.pop(1, attempt="a" * 255)) == [0]
 

@@ -9,7 +9,7 @@ import pytest
 from infra.clock import ManualClock
 from neve.remoting.codes import RequestCode as Code
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.broker.pop_member import Member, offsets
+from tests.kit.broker.pop_member import PopMember, offsets
 
 MESSAGES = 10
 ordinary_and_orderly = pytest.mark.parametrize("order", [False, True], ids=["ordinary", "orderly"])
@@ -17,18 +17,18 @@ with_and_without_acks = pytest.mark.parametrize("acks", [False, True], ids=["una
 
 
 def with_member(
-    root: Path, work: Callable[[Member], Awaitable[None]], *, order: bool = False, clock: ManualClock | None = None
+    root: Path, work: Callable[[PopMember], Awaitable[None]], *, order: bool = False, clock: ManualClock | None = None
 ) -> None:
     async def main() -> None:
         async with running(root, clock=clock or ManualClock()) as (broker, connection):
             for number in range(MESSAGES):
                 await send(connection, "t", b"m%d" % number)
-            await work(Member(broker, connection, order=order))
+            await work(PopMember(broker, connection, order=order))
 
     asyncio.run(main())
 
 
-async def rest(member: Member) -> list[int]:
+async def rest(member: PopMember) -> list[int]:
     """Pop and acknowledge until the group gets nothing. Return the offsets."""
     found: list[int] = []
     while taken := await member.pop(4):
@@ -47,7 +47,7 @@ async def rest(member: Member) -> list[int]:
 def test_group_gets_exactly_the_messages_from_its_new_offset_on(
     tmp_path: Path, order: bool, acks: bool, to: list[int]
 ) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         old = await member.pop(5)
         await member.ack(old[0])
         for offset in to:
@@ -66,7 +66,7 @@ def test_group_gets_exactly_the_messages_from_its_new_offset_on(
 
 @ordinary_and_orderly
 def test_old_receipt_is_void_even_if_the_message_is_in_flight_again(tmp_path: Path, order: bool) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         old = await member.pop(5)
         await member.reset(0)
         new = await member.pop(5)
@@ -81,7 +81,7 @@ def test_old_receipt_is_void_even_if_the_message_is_in_flight_again(tmp_path: Pa
 
 
 def test_reset_group_continues_after_its_acknowledgements(tmp_path: Path) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         await member.ack(*await member.pop())
         await member.reset(5)
         assert await rest(member) == [5, 6, 7, 8, 9]
@@ -92,7 +92,7 @@ def test_reset_group_continues_after_its_acknowledgements(tmp_path: Path) -> Non
 
 @ordinary_and_orderly
 def test_waiting_pop_gets_messages_after_a_reset(tmp_path: Path, order: bool) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         await member.ack(*await member.pop())
         waiting = asyncio.create_task(member.pop(poll=50_000))
         await member.until_in_line()
@@ -105,8 +105,8 @@ def test_waiting_pop_gets_messages_after_a_reset(tmp_path: Path, order: bool) ->
 @pytest.mark.parametrize("by", ["an administrator", "a commit", "a copy of another group"])
 @ordinary_and_orderly
 def test_changed_offset_survives_a_clean_restart(tmp_path: Path, by: str, order: bool) -> None:
-    async def before(member: Member) -> None:
-        other = Member(member.broker, member.connection, group="other")
+    async def before(member: PopMember) -> None:
+        other = PopMember(member.broker, member.connection, group="other")
         await other.ack(*await other.pop(2))
         await member.ack(*await member.pop())
         if by == "an administrator":
@@ -124,7 +124,7 @@ def test_changed_offset_survives_a_clean_restart(tmp_path: Path, by: str, order:
 
     async def after() -> None:
         async with running(tmp_path) as (broker, connection):
-            assert await rest(Member(broker, connection, order=order)) == list(range(2, MESSAGES))
+            assert await rest(PopMember(broker, connection, order=order)) == list(range(2, MESSAGES))
 
     with_member(tmp_path, before, order=order)
     asyncio.run(after())
@@ -133,7 +133,7 @@ def test_changed_offset_survives_a_clean_restart(tmp_path: Path, by: str, order:
 def test_message_due_for_redelivery_is_not_redelivered_after_a_reset(tmp_path: Path) -> None:
     """It was due, and the reset skipped it before it reached the retry topic."""
 
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         await member.pop(5, invisible=1000)
         member.broker.clock.advance(2000)  # type: ignore[attr-defined]
         await member.reset(5)
@@ -144,7 +144,7 @@ def test_message_due_for_redelivery_is_not_redelivered_after_a_reset(tmp_path: P
 
 
 def test_recreated_group_begins_at_its_committed_offsets(tmp_path: Path) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         await member.pop(5)
         answer = await ask(member.connection, Code.DELETE_SUBSCRIPTIONGROUP, groupName="g", cleanOffset="true")
         assert answer.code == 0, answer.remark
@@ -156,7 +156,7 @@ def test_recreated_group_begins_at_its_committed_offsets(tmp_path: Path) -> None
 def test_group_lost_from_its_table_in_a_crash_keeps_its_pop_state(tmp_path: Path) -> None:
     """An automatically created group is saved some seconds later. Only a deletion of the group drops its pop state."""
 
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         taken = await member.pop(5)
         await member.ack(*taken[:3])
         groups, clock = member.broker.groups.groups, member.broker.clock

@@ -19,14 +19,14 @@ from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.broker.pop_member import Member
+from tests.kit.broker.pop_member import PopMember
 
 
-def with_member(root: Path, work: Callable[[Member], Awaitable[None]]) -> None:
+def with_member(root: Path, work: Callable[[PopMember], Awaitable[None]]) -> None:
     async def main() -> None:
         async with running(root, clock=ManualClock()) as (broker, connection):
             await send(connection, "t", b"first")
-            member = Member(broker, connection)
+            member = PopMember(broker, connection)
             await member.ack(*await member.pop())
             await work(member)
 
@@ -35,7 +35,7 @@ def with_member(root: Path, work: Callable[[Member], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("skew_ms", [-86_400_000, -20_000, 20_000, 86_400_000])
 def test_client_with_a_skewed_clock_waits_its_full_time(tmp_path: Path, skew_ms: int) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         born = ManualClock().now_ms() + skew_ms
         waiting = asyncio.create_task(
             ask(
@@ -50,7 +50,7 @@ def test_client_with_a_skewed_clock_waits_its_full_time(tmp_path: Path, skew_ms:
     with_member(tmp_path, work)
 
 
-async def topic_without_reading(member: Member) -> int:
+async def topic_without_reading(member: PopMember) -> int:
     answer = await ask(
         member.connection, Code.UPDATE_AND_CREATE_TOPIC, topic="t", defaultTopic="TBW102", readQueueNums=1,
         writeQueueNums=1, perm=2, topicFilterType="SINGLE_TAG", order="false",
@@ -60,7 +60,7 @@ async def topic_without_reading(member: Member) -> int:
     return ResponseCode.NO_PERMISSION
 
 
-async def group_without_consumption(member: Member) -> int:
+async def group_without_consumption(member: PopMember) -> int:
     body = b'{"groupName":"g","consumeEnable":false}'
     answer = await ask(member.connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
     assert answer.code == 0, answer.remark
@@ -68,7 +68,7 @@ async def group_without_consumption(member: Member) -> int:
     return ResponseCode.NO_PERMISSION
 
 
-async def topic_is_gone(member: Member) -> int:
+async def topic_is_gone(member: PopMember) -> int:
     answer = await ask(member.connection, Code.DELETE_TOPIC_IN_BROKER, topic="t")
     assert answer.code == 0, answer.remark
     return ResponseCode.TOPIC_NOT_EXIST
@@ -76,9 +76,9 @@ async def topic_is_gone(member: Member) -> int:
 
 @pytest.mark.parametrize("change", [topic_without_reading, group_without_consumption, topic_is_gone])
 def test_permission_revoked_during_a_waiting_pop_applies_to_it(
-    tmp_path: Path, change: Callable[[Member], Awaitable[int]]
+    tmp_path: Path, change: Callable[[PopMember], Awaitable[int]]
 ) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         waiting = asyncio.create_task(member.ask_pop(poll=50_000))
         await member.until_in_line()
         code = await change(member)
@@ -89,9 +89,9 @@ def test_permission_revoked_during_a_waiting_pop_applies_to_it(
 
 @pytest.mark.parametrize("change", [topic_without_reading, group_without_consumption, topic_is_gone])
 def test_permission_revoked_during_a_suspended_pull_applies_to_it(
-    tmp_path: Path, change: Callable[[Member], Awaitable[int]]
+    tmp_path: Path, change: Callable[[PopMember], Awaitable[int]]
 ) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         held = asyncio.create_task(
             ask(
                 member.connection, Code.PULL_MESSAGE, consumerGroup="g", topic="t", queueId=0, queueOffset=1,
@@ -110,7 +110,7 @@ def test_permission_revoked_during_a_suspended_pull_applies_to_it(
 def test_waiting_pop_of_a_broker_that_becomes_a_slave_returns_nothing(tmp_path: Path) -> None:
     """Only the master may log what a pop delivers."""
 
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         waiting = asyncio.create_task(member.ask_pop(poll=50_000))
         await member.until_in_line()
         role = member.broker.role
@@ -172,7 +172,7 @@ def in_broker(broker: BrokerController, failing: str) -> tuple[object, str]:
 def test_pop_that_fails_after_it_was_woken_wakes_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         first = asyncio.create_task(member.ask_pop(poll=50_000))
         await member.until_in_line(1)
         second = asyncio.create_task(member.ask_pop(poll=50_000))
@@ -189,7 +189,7 @@ def test_pop_that_fails_after_it_was_woken_wakes_the_next(
 def test_notification_that_fails_after_it_was_woken_wakes_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    async def work(member: Member) -> None:
+    async def work(member: PopMember) -> None:
         first = asyncio.create_task(member.ask_notification(poll=50_000))
         await member.until_in_line(1)
         second = asyncio.create_task(member.ask_notification(poll=50_000))

@@ -30,7 +30,7 @@ from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, WHEEL
 from tests.kit.broker.in_process import running, send
 from tests.kit.clock.waiting import until
 from tests.unit.broker.apache_slave import SLAVE, Front, bodies, master, put
-from tests.unit.broker.metadata.members import Member
+from tests.unit.broker.metadata.members import TablesMember
 
 REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
 COMMIT = 8
@@ -355,7 +355,7 @@ def test_promotion_neither_repeats_nor_loses_a_timer(tmp_path: Path) -> None:
 
 def test_pending_timers_are_kept_in_memory_only_by_their_offsets(tmp_path: Path) -> None:
     """There may be millions of them."""
-    store, count, size = Member(tmp_path, ManualClock(NOW_MS)).store, 40, 50_000
+    store, count, size = TablesMember(tmp_path, ManualClock(NOW_MS)).store, 40, 50_000
     for number in range(count):
         timer(store, f"{number:0{size}}", LATER_MS + number, UNIQ_KEY=f"U{number}")
     poll = LastPoll(
@@ -454,7 +454,7 @@ def test_half_messages_without_an_end_are_pending_after_a_promotion(tmp_path: Pa
 
 
 def test_late_commit_does_not_end_a_half_message_at_the_logs_begin(tmp_path: Path) -> None:
-    store = Member(tmp_path, ManualClock(NOW_MS)).store
+    store = TablesMember(tmp_path, ManualClock(NOW_MS)).store
     assert half(store, "waits").physical_offset == 0
     put(store, "t", 0, b"c", sys_flag=COMMIT, prepared=0, UNIQ_KEY="another", REAL_TOPIC="t")
     put(store, SCHEDULE_TOPIC, 17, b"c", sys_flag=COMMIT, prepared=700, UNIQ_KEY="delayed", REAL_TOPIC="t")

@@ -17,7 +17,7 @@ from broker.waiting.half_messages import Half, HalfMessages
 from broker.waiting.timer_message import TimerMessages
 from tests.kit.broker.in_process import running, send
 from tests.kit.broker.set_in_process import broker_set
-from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.calls_per_turn import CallsPerTurn
 from tests.kit.clock.waiting import until
 from tests.unit.broker.role_changes import hand_to, put
 
@@ -27,9 +27,9 @@ HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Counted]:
-    def count(owner: type, name: str) -> Counted:
-        counter = Counted(getattr(owner, name))
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], CallsPerTurn]:
+    def count(owner: type, name: str) -> CallsPerTurn:
+        counter = CallsPerTurn(getattr(owner, name))
 
         def method(*args: Any) -> Any:
             return counter(*args)
@@ -41,7 +41,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Counted]:
 
 
 async def test_promotion_loads_a_bounded_amount_of_state_per_turn(
-    tmp_path: Path, counted: Callable[[type, str], Counted]
+    tmp_path: Path, counted: Callable[[type, str], CallsPerTurn]
 ) -> None:
     async with broker_set(tmp_path, members=2) as brokers:
         former, (heir,) = await brokers.master(), await brokers.slaves()

@@ -15,7 +15,7 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.broker.pop_member import Member
+from tests.kit.broker.pop_member import PopMember
 
 
 def names(
@@ -73,7 +73,7 @@ async def join(connection: Connection, group: str, topic: str) -> None:
     assert answer.code == 0, answer.remark
 
 
-async def lose(member: Member, clock: ManualClock) -> None:
+async def lose(member: PopMember, clock: ManualClock) -> None:
     """Pop a message and let its invisibility expire."""
     assert len(await member.pop(invisible=1000)) == 1
     clock.advance(1001)
@@ -86,7 +86,7 @@ def test_topic_deletion_keeps_the_retries_of_other_groups(tmp_path: Path) -> Non
         for group in ("orders", "orders_billing"):
             await join(connection, group, "billing")
         await send(connection, "%RETRY%orders_billing", b"again")
-        member = Member(broker, connection, topic="billing", group="orders")
+        member = PopMember(broker, connection, topic="billing", group="orders")
         await lose(member, clock)
         assert broker.topics.select("%RETRY%orders+billing") is not None
         assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="billing")).code == 0
@@ -100,7 +100,7 @@ def test_topic_deletion_keeps_the_retries_of_other_groups(tmp_path: Path) -> Non
 def test_topic_deletion_removes_the_retries_of_its_popped_messages(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "billing")
-        await lose(Member(broker, connection, topic="billing", group="orders"), clock)
+        await lose(PopMember(broker, connection, topic="billing", group="orders"), clock)
         assert broker.topics.select("%RETRY%orders_billing") is not None
         assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="billing")).code == 0
         assert broker.topics.select("%RETRY%orders_billing") is None
@@ -113,7 +113,7 @@ def test_group_with_an_ambiguous_name_gets_none_of_the_pairs_messages(tmp_path: 
         await send(connection, "billing", b"theirs")
         await join(connection, "orders_billing", "other")
         await send(connection, "%RETRY%orders_billing", b"not theirs")
-        member = Member(broker, connection, topic="billing", group="orders")
+        member = PopMember(broker, connection, topic="billing", group="orders")
         await lose(member, clock)
         again = await member.pop()
         assert [(one.body, one.topic, one.receipt.split(" ")[4]) for one in again] == [(b"theirs", "billing", "2")]
@@ -127,7 +127,7 @@ def test_group_with_an_ambiguous_name_gets_none_of_the_pairs_messages(tmp_path: 
 
 def test_retry_topics_of_both_versions_are_read_and_acknowledged(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
-        member = Member(broker, connection)
+        member = PopMember(broker, connection)
         for version in (b"1", b"2"):
             await send(connection, "t", version)
         _, second = await member.pop(invisible=1000)
@@ -179,7 +179,7 @@ async def test_user_with_pop_permission_may_acknowledge_redelivered_messages(tmp
         clock.advance(1001)
         assert await broker.revive.run_due() == 1
         again = await as_user("alice", Code.POP_MESSAGE, **pop)
-        taken = Member(broker, connection).taken(again)[0]
+        taken = PopMember(broker, connection).taken(again)[0]
         place = {"consumerGroup": "g", "topic": "%RETRY%g_t", "queueId": 0, "offset": 0}
         for code, more in ((Code.CHANGE_MESSAGE_INVISIBLETIME, {"invisibleTime": 5000}), (Code.ACK_MESSAGE, {})):
             answer = await as_user("alice", code, **place, extraInfo=taken.receipt, **more)

@@ -28,7 +28,7 @@ ROOT = Path("/store")
 SECOND = 1000
 
 
-class GatedDisk(SimDisk):
+class GatedSyncDisk(SimDisk):
     """A disk whose chosen fsync completes its work and then waits until it is released."""
 
     def __init__(self, seed: int) -> None:
@@ -44,7 +44,7 @@ class GatedDisk(SimDisk):
             assert self.go.wait(30)
 
 
-class World:
+class ProgressStore:
     """The parts of a broker that save progress. A second world over the same disk is the next start."""
 
     def __init__(self, disk: SimDisk, clock: ManualClock) -> None:
@@ -89,10 +89,10 @@ class World:
         return [record.body for buffer in got.buffers for record in iter_records(buffer)]
 
 
-async def save_while(world: World, save: Callable[[], Awaitable[None]], act: Callable[[], None]) -> None:
+async def save_while(world: ProgressStore, save: Callable[[], Awaitable[None]], act: Callable[[], None]) -> None:
     """Save, and call `act` when the fsync of the log has completed but has not returned yet."""
     disk = world.disk
-    assert isinstance(disk, GatedDisk)
+    assert isinstance(disk, GatedSyncDisk)
     flushing = asyncio.create_task(world.flusher.run())
     disk.armed = True
     saving = asyncio.ensure_future(save())
@@ -107,7 +107,7 @@ async def save_while(world: World, save: Callable[[], Awaitable[None]], act: Cal
 @pytest.mark.parametrize("seed", range(10))
 async def test_delayed_message_delivered_during_an_fsync_survives_a_power_cut(seed: int) -> None:
     clock = ManualClock()
-    world = World(GatedDisk(seed), clock)
+    world = ProgressStore(GatedSyncDisk(seed), clock)
     world.delay(b"first")
     clock.advance(SECOND // 2)
     world.delay(b"second")
@@ -121,25 +121,25 @@ async def test_delayed_message_delivered_during_an_fsync_survives_a_power_cut(se
 
     await save_while(world, world.schedule.file.save, deliver_the_second)
 
-    after = World(world.disk.power_cut(seed), clock)
+    after = ProgressStore(world.disk.power_cut(seed), clock)
     after.schedule.deliver_due()
     assert set(after.delivered()) == {b"first", b"second"}
 
 
 async def test_saved_committed_offset_is_not_above_the_fsynced_log() -> None:
-    world = World(GatedDisk(1), ManualClock())
+    world = ProgressStore(GatedSyncDisk(1), ManualClock())
     world.offsets.commit("g", "orders", 0, 5)
     world.delay(b"something to sync")
     save = world.offsets.file.save
     await save_while(world, save, lambda: world.offsets.commit("g", "orders", 0, 6))
     assert world.offsets.file.dirty
 
-    after = World(world.disk.power_cut(1), world.clock)
+    after = ProgressStore(world.disk.power_cut(1), world.clock)
     assert after.offsets.query("g", "orders", 0) == 5
 
 
 async def test_log_behind_the_pop_image_is_kept_until_the_next_image_is_saved() -> None:
-    world = World(GatedDisk(1), ManualClock())
+    world = ProgressStore(GatedSyncDisk(1), ManualClock())
     for number in range(2):
         world.store.put("t", 0, b"%d" % number, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("10.0.0.1", 1))
     world.store.after_flush(world.store.flush())
@@ -157,7 +157,7 @@ async def test_log_behind_the_pop_image_is_kept_until_the_next_image_is_saved() 
     await save_while(world, world.pops.save, pop_another)
     assert needed != [None]
 
-    after = World(world.disk.power_cut(1), world.clock)
+    after = ProgressStore(world.disk.power_cut(1), world.clock)
     queue = after.pops.find("g", "t", 0)
     assert queue is not None
     assert 0 in queue.flights

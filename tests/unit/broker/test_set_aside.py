@@ -48,7 +48,7 @@ HOUR_MS = 3_600_000
 NO_QUEUE = "\N{SUPERSCRIPT TWO}"
 
 
-class FailingDisk(SimDisk):
+class FullDirectoryDisk(SimDisk):
     """A disk on which no new file can be created below a directory while `closed` names it."""
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class FailingDisk(SimDisk):
         super().create_preallocated(path, size, sync=sync)
 
 
-class World:
+class UnreadableStore:
     def __init__(self) -> None:
-        self.disk, self.clock, self.faults = FailingDisk(), ManualClock(), Faults()
+        self.disk, self.clock, self.faults = FullDirectoryDisk(), ManualClock(), Faults()
         self.config = BrokerConfig()
         self.open()
 
@@ -85,13 +85,13 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
+def world() -> Iterator[UnreadableStore]:
+    world = UnreadableStore()
     yield world
     world.store.shutdown()
 
 
-def test_delayed_message_without_a_valid_queue_delays_no_other(world: World) -> None:
+def test_delayed_message_without_a_valid_queue_delays_no_other(world: UnreadableStore) -> None:
     schedule = ScheduleMessage(
         world.store,
         LogWriter(world.store),
@@ -113,7 +113,7 @@ def test_delayed_message_without_a_valid_queue_delays_no_other(world: World) -> 
     assert schedule.deliver_due() == 0
 
 
-def test_unreadable_delay_level_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_delay_level_delays_no_other(world: UnreadableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = ScheduleMessage(
         world.store,
         LogWriter(world.store),
@@ -143,7 +143,7 @@ def test_unreadable_delay_level_delays_no_other(world: World, monkeypatch: pytes
     assert world.bodies("orders") == [b"level 2", b"level 1"]
 
 
-def test_timer_without_a_valid_queue_delays_no_other(world: World) -> None:
+def test_timer_without_a_valid_queue_delays_no_other(world: UnreadableStore) -> None:
     timers = TimerMessages(
         world.store, LogWriter(world.store), world.clock, world.config, lambda topic: 8, world.faults
     )
@@ -158,7 +158,7 @@ def test_timer_without_a_valid_queue_delays_no_other(world: World) -> None:
 
 
 def make_schedule(
-    world: World, read_queues: ReadQueues = lambda topic: 8, writer: LogWriter | None = None
+    world: UnreadableStore, read_queues: ReadQueues = lambda topic: 8, writer: LogWriter | None = None
 ) -> ScheduleMessage:
     return ScheduleMessage(
         world.store,
@@ -173,11 +173,13 @@ def make_schedule(
     )
 
 
-def make_timers(world: World, read_queues: ReadQueues = lambda topic: 8) -> TimerMessages:
+def make_timers(world: UnreadableStore, read_queues: ReadQueues = lambda topic: 8) -> TimerMessages:
     return TimerMessages(world.store, LogWriter(world.store), world.clock, world.config, read_queues, world.faults)
 
 
-def park_timer(world: World, timers: TimerMessages, body: bytes, topic: str = "orders", queue: str = "0") -> None:
+def park_timer(
+    world: UnreadableStore, timers: TimerMessages, body: bytes, topic: str = "orders", queue: str = "0"
+) -> None:
     when = world.clock.now_ms() + 1000
     timers.added(when, world.put(WHEEL_TIMER_TOPIC, 0, body, when, REAL_TOPIC=topic, REAL_QID=queue), None)
 
@@ -191,13 +193,13 @@ class FailingWriter(LogWriter):
         return super().put_copy(record, *args, **kwargs)
 
 
-def quarantined(world: World) -> list[bytes]:
+def quarantined(world: UnreadableStore) -> list[bytes]:
     directory = Path("/store/quarantine")
     names = world.disk.list_dir(directory) if world.disk.exists(directory) else []
     return [decode_record(world.disk.read(directory / name)).body for name in names]
 
 
-def test_timer_with_an_unexpected_error_is_quarantined(world: World) -> None:
+def test_timer_with_an_unexpected_error_is_quarantined(world: UnreadableStore) -> None:
     writer = FailingWriter(world.store)
     timers = TimerMessages(world.store, writer, world.clock, world.config, lambda topic: 8, world.faults)
     for body in (b"odd", b"behind it"):
@@ -213,7 +215,7 @@ def test_timer_with_an_unexpected_error_is_quarantined(world: World) -> None:
     assert len(again) == 0
 
 
-def test_delayed_message_with_an_unexpected_error_is_quarantined(world: World) -> None:
+def test_delayed_message_with_an_unexpected_error_is_quarantined(world: UnreadableStore) -> None:
     schedule = make_schedule(world, writer=FailingWriter(world.store))
     for body in (b"odd", b"behind it"):
         world.put(SCHEDULE_TOPIC, 0, body, REAL_TOPIC="orders", REAL_QID="0")
@@ -226,7 +228,7 @@ def test_delayed_message_with_an_unexpected_error_is_quarantined(world: World) -
     assert (world.bodies("orders"), quarantined(world)) == ([b"behind it"], [b"odd"])
 
 
-def test_damaged_delayed_record_is_quarantined_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_delayed_record_is_quarantined_at_once(world: UnreadableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = make_schedule(world)
     for body in (b"odd", b"behind it"):
         world.put(SCHEDULE_TOPIC, 0, body, REAL_TOPIC="orders", REAL_QID="0")
@@ -244,7 +246,7 @@ def test_damaged_delayed_record_is_quarantined_at_once(world: World, monkeypatch
     assert (world.bodies("orders"), quarantined(world)) == ([b"behind it"], [b"odd"])
 
 
-def test_message_is_not_quarantined_by_an_error_of_the_disk(world: World) -> None:
+def test_message_is_not_quarantined_by_an_error_of_the_disk(world: UnreadableStore) -> None:
     timers = make_timers(world)
     park_timer(world, timers, b"later")
     world.clock.advance(1000)
@@ -257,7 +259,9 @@ def test_message_is_not_quarantined_by_an_error_of_the_disk(world: World) -> Non
     assert (world.bodies("orders"), len(timers)) == ([b"later"], 0)
 
 
-def test_message_waits_while_its_quarantine_file_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_waits_while_its_quarantine_file_is_refused(
+    world: UnreadableStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = FailingWriter(world.store)
     timers = TimerMessages(world.store, writer, world.clock, world.config, lambda topic: 8, world.faults)
     park_timer(world, timers, b"odd")
@@ -275,7 +279,7 @@ def test_message_waits_while_its_quarantine_file_is_refused(world: World, monkey
     assert (quarantined(world), len(timers)) == ([b"odd"], 0)
 
 
-def fail_appends_to(world: World, topic: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_appends_to(world: UnreadableStore, topic: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     put = world.store.put
 
     def failing(to: str, *rest: Any, **more: Any) -> Any:
@@ -291,7 +295,7 @@ TRANSIENT = (OSError(errno.EIO, "Input/output error"), OutOfDescriptors(errno.EM
 
 @pytest.mark.parametrize("error", TRANSIENT, ids=repr)
 def test_delayed_message_is_retried_after_a_transient_error(
-    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
+    world: UnreadableStore, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     schedule = make_schedule(world)
     for body in (b"first", b"second"):
@@ -310,7 +314,7 @@ def test_delayed_message_is_retried_after_a_transient_error(
 @pytest.mark.parametrize("error", TRANSIENT, ids=repr)
 @pytest.mark.parametrize("fails", ["the append", "the read"])
 def test_timer_message_is_retried_after_a_transient_error(
-    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, fails: str
+    world: UnreadableStore, monkeypatch: pytest.MonkeyPatch, error: Exception, fails: str
 ) -> None:
     timers = make_timers(world)
     for body in (b"first", b"second"):
@@ -332,7 +336,7 @@ def test_timer_message_is_retried_after_a_transient_error(
     assert (world.bodies("orders"), len(timers)) == ([b"first", b"second"], 0)
 
 
-def test_pending_message_of_a_deleted_topic_creates_no_queue(world: World) -> None:
+def test_pending_message_of_a_deleted_topic_creates_no_queue(world: UnreadableStore) -> None:
     schedule = make_schedule(world, lambda topic: None if topic == "gone" else 1)
     timers = make_timers(world, lambda topic: None if topic == "gone" else 1)
     for topic in ("gone", "orders"):
@@ -346,7 +350,7 @@ def test_pending_message_of_a_deleted_topic_creates_no_queue(world: World) -> No
     assert not world.faults.counts, "a deleted topic is no fault"
 
 
-def test_pending_message_is_delivered_to_an_existing_queue(world: World) -> None:
+def test_pending_message_is_delivered_to_an_existing_queue(world: UnreadableStore) -> None:
     """The topic had eight queues when it was parked, and has two now."""
     schedule, timers = make_schedule(world, lambda topic: 2), make_timers(world, lambda topic: 2)
     for queue in ("0", "1", "5", "7"):
@@ -358,7 +362,7 @@ def test_pending_message_is_delivered_to_an_existing_queue(world: World) -> None
     assert [world.store.max_offset("orders", queue) for queue in range(2)] == [2, 6]
 
 
-class Producer:
+class CheckedProducer:
     """The connection of a producer that is asked for the outcome of its transactions."""
 
     def __init__(self) -> None:
@@ -371,8 +375,8 @@ class Producer:
 
 
 class Transactions:
-    def __init__(self, world: World) -> None:
-        self.world, self.producer = world, Producer()
+    def __init__(self, world: UnreadableStore) -> None:
+        self.world, self.producer = world, CheckedProducer()
         self.halves = HalfMessages(world.store, LogWriter(world.store), world.clock)
         life, clients = BrokerLife(world.clock), ClientManager(world.clock, lambda group: None)
         life.started()
@@ -403,7 +407,7 @@ class Transactions:
         asyncio.run(self.check_back.run())
 
 
-def test_half_message_without_a_valid_queue_is_discarded_and_blocks_none(world: World) -> None:
+def test_half_message_without_a_valid_queue_is_discarded_and_blocks_none(world: UnreadableStore) -> None:
     world.config.transaction_check_max = 2
     transactions = Transactions(world)
     transactions.half(b"odd", REAL_QID=NO_QUEUE)
@@ -415,7 +419,9 @@ def test_half_message_without_a_valid_queue_is_discarded_and_blocks_none(world: 
     assert (len(transactions.halves), world.bodies(CHECK_MAX_TOPIC)) == (0, [b"odd", b"behind it"])
 
 
-def test_damaged_half_message_is_quarantined_and_pins_no_segment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_half_message_is_quarantined_and_pins_no_segment(
+    world: UnreadableStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transactions = Transactions(world)
     transactions.half(b"odd")
 
@@ -431,7 +437,7 @@ def test_damaged_half_message_is_quarantined_and_pins_no_segment(world: World, m
     assert len(transactions.halves) == 0
 
 
-def test_check_immunity_keeps_a_half_message_no_longer_than_the_log(world: World) -> None:
+def test_check_immunity_keeps_a_half_message_no_longer_than_the_log(world: UnreadableStore) -> None:
     """RocketMQ skips half messages older than fileReservedTime as well.
 
     Otherwise one would keep its segment forever.
@@ -446,7 +452,7 @@ def test_check_immunity_keeps_a_half_message_no_longer_than_the_log(world: World
     assert (transactions.halves.pinned_from(), world.bodies(CHECK_MAX_TOPIC)) == (None, [b"half"])
 
 
-def test_failing_suspended_pull_delays_none_of_those_woken_with_it(world: World) -> None:
+def test_failing_suspended_pull_delays_none_of_those_woken_with_it(world: UnreadableStore) -> None:
     hold = PullRequestHold(world.clock, 10, world.faults)
     told: list[bool] = []
 
@@ -462,7 +468,7 @@ def test_failing_suspended_pull_delays_none_of_those_woken_with_it(world: World)
     assert world.faults.counts == {"a waiting pull": 2}
 
 
-def test_index_file_that_cannot_be_created_loses_only_keys(world: World) -> None:
+def test_index_file_that_cannot_be_created_loses_only_keys(world: UnreadableStore) -> None:
     world.disk.closed = "index"
     world.put("orders", 0, b"one", KEYS="k1")
     world.store.after_flush(world.store.flush())
@@ -474,7 +480,7 @@ def test_index_file_that_cannot_be_created_loses_only_keys(world: World) -> None
 
 
 def test_index_file_that_could_not_be_mapped_does_not_stop_a_start(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: UnreadableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         real = world.disk.map
@@ -496,7 +502,7 @@ def test_index_file_that_could_not_be_mapped_does_not_stop_a_start(
 
 
 def test_popped_message_that_cannot_be_redelivered_delays_no_other(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: UnreadableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_off: list[int] = []
     flights = [(PopQueue(("g", "t", 0), 3), offset, Flight(0, 0, False)) for offset in range(3)]

@@ -31,7 +31,7 @@ EPOCH = 7
 EVERYTHING = get_args(Change)
 
 
-class Log:
+class JournaledLog:
     """The log as a journal and a change of role use it, with the queue state beside it."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Log:
         self.saved_behind.append(len(self.said))
 
 
-def leading(log: Log, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
+def leading(log: JournaledLog, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
     def nothing(*_: object) -> None: ...
 
     some: Any = SimpleNamespace(forget=nothing, lead=nothing)
@@ -81,7 +81,7 @@ def leading(log: Log, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
 
 
 def test_raised_queues_are_divided_into_small_and_complete_records() -> None:
-    log = Log()
+    log = JournaledLog()
     raised = {f"{number:03d}{'long' * 60}": dict.fromkeys(range(number % 5), 1 << 60) for number in range(2_000)}
     raised["many"] = dict.fromkeys(range(5_000), 9)
     assert leading(log, raised).say_settled()
@@ -98,7 +98,7 @@ def test_raised_queues_are_divided_into_small_and_complete_records() -> None:
 
 
 def test_records_refused_for_seconds_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    log = Log()
+    log = JournaledLog()
     role = leading(log, {"t": {0: 5}})
     log.refused = EVERYTHING
 
@@ -119,7 +119,7 @@ def test_records_refused_for_seconds_are_logged_once(caplog: pytest.LogCaptureFi
 
 def test_raised_queues_are_saved_before_the_archive_is_reported_settled() -> None:
     """Otherwise a truncation above the record would lower them, although followers rely on it."""
-    log = Log()
+    log = JournaledLog()
     role = leading(log, {"t": {0: 5}})
     log.is_full = True
     for _ in range(3):
@@ -135,7 +135,7 @@ def test_raised_queues_are_saved_before_the_archive_is_reported_settled() -> Non
 
 def test_topic_deletion_is_logged_behind_the_raise_of_its_queues() -> None:
     """The queues of a follower then end where its master's do, and no offset is assigned twice."""
-    log = Log()
+    log = JournaledLog()
     leading(log, {"t": {0: 5}})
     gone = TopicGone(topic="t", ends={0: 5}, begins_again=False, version={})
     log.refused = EVERYTHING
@@ -147,7 +147,7 @@ def test_topic_deletion_is_logged_behind_the_raise_of_its_queues() -> None:
 
 
 def test_deposed_master_logs_no_raised_queues() -> None:
-    log = Log()
+    log = JournaledLog()
     role = leading(log, {"t": {0: 5}})
     role.follow()
     assert role.say_settled()

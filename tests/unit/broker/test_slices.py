@@ -14,15 +14,15 @@ from broker.store.message_store import MessageStore
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.calls_per_turn import CallsPerTurn
 
 TOPICS, QUEUES = 300, 2
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Counted]:
-    def count(name: str) -> Counted:
-        counter = Counted(getattr(MessageStore, name))
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], CallsPerTurn]:
+    def count(name: str) -> CallsPerTurn:
+        counter = CallsPerTurn(getattr(MessageStore, name))
 
         def method(*args: Any) -> Any:
             return counter(*args)
@@ -34,7 +34,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Counted]:
 
 
 async def test_progress_of_a_group_over_many_topics_is_collected_in_slices(
-    tmp_path: Path, counted: Callable[[str], Counted]
+    tmp_path: Path, counted: Callable[[str], CallsPerTurn]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         for number in range(TOPICS):
@@ -48,7 +48,9 @@ async def test_progress_of_a_group_over_many_topics_is_collected_in_slices(
         assert looked_at.most <= 40
 
 
-async def test_state_for_the_archive_is_captured_in_slices(tmp_path: Path, counted: Callable[[str], Counted]) -> None:
+async def test_state_for_the_archive_is_captured_in_slices(
+    tmp_path: Path, counted: Callable[[str], CallsPerTurn]
+) -> None:
     async with running(tmp_path) as (broker, _):
         store = broker.store
         for number in range(1_200):
@@ -61,7 +63,7 @@ async def test_state_for_the_archive_is_captured_in_slices(tmp_path: Path, count
 
 
 async def test_progress_of_all_groups_over_many_topics_is_collected_in_slices(
-    tmp_path: Path, counted: Callable[[str], Counted]
+    tmp_path: Path, counted: Callable[[str], CallsPerTurn]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         for group in ("g", "h"):
@@ -81,7 +83,7 @@ async def test_progress_of_all_groups_over_many_topics_is_collected_in_slices(
 
 
 async def test_consumer_lags_are_looked_up_once_per_topic_in_slices(
-    tmp_path: Path, counted: Callable[[str], Counted]
+    tmp_path: Path, counted: Callable[[str], CallsPerTurn]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         for number in range(TOPICS):
@@ -104,7 +106,7 @@ async def test_groups_of_deleted_topics_are_skipped_in_slices(tmp_path: Path, mo
         context = broker
         for number in range(1_200):
             context.offsets.commit("g", f"gone-{number}", 0, 1)
-        passed = Counted(context.topics.select)
+        passed = CallsPerTurn(context.topics.select)
         monkeypatch.setattr(context.topics, "select", passed)
         assert (await broker.topic_metrics.consumer_lags(10)).count == 0
         assert passed.all >= 1_200
@@ -135,7 +137,7 @@ async def test_offsets_are_saved_in_slices_and_later_changes_by_the_next_save(
         offsets = broker.offsets
         for number in range(3_500):
             offsets.commit("g", f"topic-{number}", 0, 1)
-        looked_at, pairs = Counted(lambda pair: pair), offsets.pairs
+        looked_at, pairs = CallsPerTurn(lambda pair: pair), offsets.pairs
         monkeypatch.setattr(offsets, "pairs", lambda: map(looked_at, pairs()))
 
         async def meanwhile() -> None:

@@ -22,7 +22,7 @@ from tiered.read.cold_reader import ColdResult, ColdUnavailable
 ARCHIVED, ROLLED_AT, COUNT = 30, 20, 40
 
 
-class Archive:
+class FullArchive:
     """Has offsets 0 to 29 of each queue, and returns recognizable results."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 def tiered(store: MessageStore, level: str | None) -> TieredStore:
     found = TieredStore(store, load(BrokerConfig, None, [] if level is None else [f"tieredStorageLevel={level}"]))
-    archive: Any = Archive()
+    archive: Any = FullArchive()
     found.attach(archive)
     return found
 
@@ -96,7 +96,7 @@ def test_level_decides_which_tier_answers(
 def test_level_changes_on_a_running_broker(store: MessageStore) -> None:
     config = load(BrokerConfig, None, ["tieredStorageLevel=FORCE"])
     both = TieredStore(store, config)
-    archive: Any = Archive()
+    archive: Any = FullArchive()
     both.attach(archive)
     assert not is_hot(both, 0)
     config.tiered_storage_level = "NOT_IN_DISK"
@@ -104,7 +104,7 @@ def test_level_changes_on_a_running_broker(store: MessageStore) -> None:
 
 
 def test_forced_read_falls_back_to_the_local_log_when_the_archive_is_down(store: MessageStore) -> None:
-    archive: Any = Archive()
+    archive: Any = FullArchive()
     both = TieredStore(store, load(BrokerConfig, None, ["tieredStorageLevel=FORCE"]))
     both.attach(archive)
 

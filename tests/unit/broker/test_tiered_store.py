@@ -59,7 +59,7 @@ class Hot:
         return HOT.stop
 
 
-class Source:
+class GatedSource:
     def __init__(self) -> None:
         self.fails = False
         self.reads = 0
@@ -99,12 +99,12 @@ def catalog() -> Catalog:
 
 
 @pytest.fixture
-def source() -> Source:
-    return Source()
+def source() -> GatedSource:
+    return GatedSource()
 
 
 def tiered_over(
-    source: Source, timeout_ms: int = 20_000, hot: Any = None, cold: ColdReader | None = None
+    source: GatedSource, timeout_ms: int = 20_000, hot: Any = None, cold: ColdReader | None = None
 ) -> TieredStore:
     hot = hot or Hot()
     tiered = TieredStore(hot, BrokerConfig(cold_read_timeout=timeout_ms))
@@ -117,7 +117,7 @@ async def read(tiered: TieredStore, offset: int, group: str = "g", client: str |
     return await answer if isinstance(answer, PendingRead) else answer
 
 
-async def test_reader_skips_a_gap_to_its_end_and_nothing_else(source: Source) -> None:
+async def test_reader_skips_a_gap_to_its_end_and_nothing_else(source: GatedSource) -> None:
     hot = Hot()
     tiered = tiered_over(source, hot=hot)
     got = await read(tiered, 3)
@@ -136,7 +136,7 @@ async def test_reader_skips_a_gap_to_its_end_and_nothing_else(source: Source) ->
 
 
 async def test_messages_of_a_deleted_topic_stay_hidden_from_archive_reads(
-    source: Source,
+    source: GatedSource,
 ) -> None:
     hot = Hot()
     tiered = tiered_over(source, hot=hot)
@@ -153,7 +153,7 @@ async def test_messages_of_a_deleted_topic_stay_hidden_from_archive_reads(
     tiered.close()
 
 
-async def test_search_by_time_finds_archived_messages_younger_than_local_ones(source: Source) -> None:
+async def test_search_by_time_finds_archived_messages_younger_than_local_ones(source: GatedSource) -> None:
     """After a step of the clock, the oldest local message may be older than archived ones."""
 
     class SetBack(Hot):
@@ -175,7 +175,7 @@ async def test_search_by_time_finds_archived_messages_younger_than_local_ones(so
     tiered.close()
 
 
-async def test_search_by_time_begins_again_if_messages_were_evicted_meanwhile(source: Source) -> None:
+async def test_search_by_time_begins_again_if_messages_were_evicted_meanwhile(source: GatedSource) -> None:
     """By then only the archive has them."""
 
     class Evicted(Hot):
@@ -198,7 +198,7 @@ async def test_search_by_time_begins_again_if_messages_were_evicted_meanwhile(so
     tiered.close()
 
 
-async def test_read_ahead_is_per_client_of_a_group(source: Source) -> None:
+async def test_read_ahead_is_per_client_of_a_group(source: GatedSource) -> None:
     tiered = tiered_over(source)
     for step in range(2):
         for client, start in (("a", 0), ("b", 50)):
@@ -207,7 +207,7 @@ async def test_read_ahead_is_per_client_of_a_group(source: Source) -> None:
     tiered.close()
 
 
-async def test_pulls_from_a_row_group_in_memory_do_not_wait(source: Source) -> None:
+async def test_pulls_from_a_row_group_in_memory_do_not_wait(source: GatedSource) -> None:
     """They need neither a task nor a turn of the event loop, and return the same messages."""
 
     tiered = tiered_over(source)
@@ -220,7 +220,7 @@ async def test_pulls_from_a_row_group_in_memory_do_not_wait(source: Source) -> N
     tiered.close()
 
 
-async def test_row_groups_in_memory_are_not_used_for_new_topics_and_filters(source: Source) -> None:
+async def test_row_groups_in_memory_are_not_used_for_new_topics_and_filters(source: GatedSource) -> None:
     hot = Hot()
     tiered = tiered_over(source, hot=hot)
     assert (await read(tiered, 3)).count == 4
@@ -239,14 +239,14 @@ def test_local_result_is_returned_unchanged() -> None:
     tiered.close()
 
 
-def test_cold_read_that_is_not_awaited_does_not_access_the_archive(source: Source) -> None:
+def test_cold_read_that_is_not_awaited_does_not_access_the_archive(source: GatedSource) -> None:
     tiered = tiered_over(source)
     assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
     assert (tiered.cold_reads, tiered.cold_parked, source.reads) == (0, 0, 0)
     tiered.close()
 
 
-async def test_failing_store_is_retried_once_and_the_client_gets_system_busy(source: Source) -> None:
+async def test_failing_store_is_retried_once_and_the_client_gets_system_busy(source: GatedSource) -> None:
     tiered = tiered_over(source)
     source.fails = True
     with pytest.raises(BrokerError) as caught:
@@ -257,7 +257,7 @@ async def test_failing_store_is_retried_once_and_the_client_gets_system_busy(sou
     tiered.close()
 
 
-async def test_reads_of_a_hanging_store_use_no_threads_and_time_out(source: Source) -> None:
+async def test_reads_of_a_hanging_store_use_no_threads_and_time_out(source: GatedSource) -> None:
     tiered = tiered_over(source, timeout_ms=200)
     source.gate.clear()
     before = threading.active_count()
@@ -276,7 +276,7 @@ async def test_reads_of_a_hanging_store_use_no_threads_and_time_out(source: Sour
     tiered.close()
 
 
-async def test_cold_read_of_a_closed_connection_leaves_the_queue(source: Source) -> None:
+async def test_cold_read_of_a_closed_connection_leaves_the_queue(source: GatedSource) -> None:
     cold = ColdReader(catalog(), source, "")
     tiered = tiered_over(source, cold=cold)
     source.gate.clear()

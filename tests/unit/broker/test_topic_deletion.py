@@ -18,7 +18,7 @@ from neve.record.codec import iter_records
 from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.process import BROKER, Process, outside
-from tests.simulation.workers import QuickWorker
+from tests.simulation.workers import SimulatedWorker
 
 TOPIC = "orders"
 HOUR_MS = 3_600_000
@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 BODY = bytes(5000)
 
 
-class Machine:
+class BrokerMachine:
     """A broker's disk, clock and bucket, and the process that currently runs on them."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class Machine:
             expire_grace=HOUR_MS,
         )
         disk = self.disk
-        machine = outside(lambda: QuickWorker(disk, self.bucket), lambda: self.bucket, lambda: False)
+        machine = outside(lambda: SimulatedWorker(disk, self.bucket), lambda: self.bucket, lambda: False)
         self.process = Process(disk, self.clock, config, machine)
         self.process.start(lambda: None)
 
@@ -90,7 +90,7 @@ class Machine:
 @pytest.mark.parametrize("stands", [True, False])
 def test_deletion_of_unknown_outcome_hides_no_message_sent_after_it(stands: bool, seed: int) -> None:
     """No offset is assigned twice, and no message is lost if the deletion was not written."""
-    machine = Machine(seed)
+    machine = BrokerMachine(seed)
     machine.make_topic()
     assert machine.put(count=3) == [0, 1, 2]
     machine.offload()
@@ -123,7 +123,7 @@ def test_deletion_of_unknown_outcome_hides_no_message_sent_after_it(stands: bool
 @pytest.mark.parametrize("expired_before", [True, False])
 def test_topic_that_is_deleted_twice_keeps_its_first_messages_hidden(expired_before: bool) -> None:
     """Also in a queue without a message since the first deletion: its objects are deleted and cannot be unexpired."""
-    machine = Machine()
+    machine = BrokerMachine()
     machine.make_topic()
     assert machine.put(queue=0) == machine.put(queue=1) == [0]
     machine.offload()
@@ -141,13 +141,13 @@ def test_topic_that_is_deleted_twice_keeps_its_first_messages_hidden(expired_bef
     assert catalog.min_offset(TOPIC, 0) is None, "a deleted message is in view"
 
 
-def archived(machine: Machine) -> list[int]:
+def archived(machine: BrokerMachine) -> list[int]:
     """Return the queue offsets that the archive has objects of."""
     find = machine.process.journal.catalog.find
     return [offset for offset in range(10) if isinstance(find(TOPIC, 0, offset), Location)]
 
 
-def forgotten(machine: Machine) -> None:
+def forgotten(machine: BrokerMachine) -> None:
     """Delete a topic of five messages and let both tiers drop everything of it."""
     machine.make_topic()
     assert machine.put(count=5) == [0, 1, 2, 3, 4]
@@ -165,7 +165,7 @@ def forgotten(machine: Machine) -> None:
 def test_topic_created_again_after_a_forget_begins_at_0(
     how: str,
 ) -> None:
-    machine = Machine()
+    machine = BrokerMachine()
     forgotten(machine)
     if how == "power cut after FORGET":
         machine.power_cut()
@@ -189,7 +189,7 @@ def test_topic_created_again_after_a_forget_begins_at_0(
 
 
 def test_crash_between_a_forget_and_the_local_state_reuses_no_offset() -> None:
-    machine = Machine()
+    machine = BrokerMachine()
     machine.make_topic()
     machine.put(count=5)
     machine.offload()

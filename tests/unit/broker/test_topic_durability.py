@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +22,7 @@ from infra.net.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
 from tests.kit.broker.in_process import ask, send
 from tests.kit.clock.waiting import until
+from tests.kit.store.gated_disk import GatedDisk
 
 
 def manager(path: Path) -> TopicConfigManager:
@@ -47,30 +48,14 @@ def test_new_topic_is_unsaved_until_a_restart_would_load_it(tmp_path: Path) -> N
     assert retry is not None
 
 
-class SlowDisk(RealDisk):
-    """A disk whose first write waits until it is released."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun, self.go = threading.Event(), threading.Event()
-        self._first = True
-
-    def write_atomic(self, path: Path, data: bytes) -> None:
-        if self._first:
-            self._first = False
-            self.begun.set()
-            assert self.go.wait(10)
-        super().write_atomic(path, data)
-
-
 def test_slow_write_of_an_older_image_does_not_replace_a_newer_one(tmp_path: Path) -> None:
-    disk, table = SlowDisk(), {"n": 1}
+    disk, table = GatedDisk(is_open=False), {"n": 1}
     file = StateFile(disk, tmp_path / "state.json", lambda: dict(table))
 
     async def run() -> None:
         file.touch()
         slow = asyncio.create_task(file.save())
-        assert await asyncio.to_thread(disk.begun.wait, 10)
+        assert await asyncio.to_thread(disk.began.wait, 10)
         table["n"] = 2
         file.touch()
         now = asyncio.create_task(asyncio.to_thread(file.save_now))
@@ -80,27 +65,6 @@ def test_slow_write_of_an_older_image_does_not_replace_a_newer_one(tmp_path: Pat
     asyncio.run(run())
     assert file.load()["n"] == 2
     assert not file.dirty
-
-
-class GatedDisk(RealDisk):
-    """Counts writes of the topics table, and those on the event loop. While `go` is unset, writes wait."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-        self.go.set()
-        self.waiting, self.writes, self.on_loop = 0, 0, 0
-        self.fails = False
-
-    def write_atomic(self, path: Path, data: bytes) -> None:
-        if path.name == "topics.json":
-            self.on_loop += threading.current_thread() is threading.main_thread()
-            self.waiting += 1
-            assert self.go.wait(20)
-            self.waiting -= 1
-            self.writes += 1
-            if self.fails:
-                raise OSError(28, "No space left on device")
-        super().write_atomic(path, data)
 
 
 @asynccontextmanager
@@ -121,13 +85,13 @@ async def broker_on(root: Path, disk: GatedDisk) -> AsyncIterator[tuple[BrokerCo
 
 
 async def test_sends_to_a_new_topic_wait_for_one_shared_save_of_the_topic(tmp_path: Path) -> None:
-    disk = GatedDisk()
+    disk = GatedDisk("topics.json")
     async with broker_on(tmp_path, disk) as (broker, connection):
         await send(connection, "known")
         writes, made = disk.writes, broker.store.max_physical_offset
         disk.go.clear()
         new = [asyncio.create_task(send(connection, f"new-{number % 100}")) for number in range(300)]
-        await until(lambda: len(broker.topics.unsaved) == 100 and disk.waiting == 1)
+        await until(lambda: len(broker.topics.unsaved) == 100 and disk.pending == 1)
         await send(connection, "known")
         assert not any(task.done() for task in new)
         assert broker.store.max_offset("new-7", 0) == 0, "not even stored"
@@ -143,19 +107,19 @@ async def test_sends_to_a_new_topic_wait_for_one_shared_save_of_the_topic(tmp_pa
 
 
 async def test_failed_save_of_a_topic_fails_the_send_and_the_next_retries(tmp_path: Path) -> None:
-    disk = GatedDisk()
+    disk = GatedDisk("topics.json")
     async with broker_on(tmp_path, disk) as (broker, connection):
-        disk.fails = True
+        disk.fault = OSError(errno.ENOSPC, "No space left on device")
         for _ in range(2):
             with pytest.raises(AssertionError, match="No space"):
                 await send(connection, "new")
         assert broker.store.max_offset("new", 0) == 0
-        disk.fails = False
+        disk.fault = None
         await send(connection, "new")
 
 
 async def test_dead_letter_is_acknowledged_only_after_its_topic_is_saved(tmp_path: Path) -> None:
-    disk = GatedDisk()
+    disk = GatedDisk("topics.json")
     async with broker_on(tmp_path, disk) as (broker, connection):
         await send(connection, "T")
         await ask(connection, Code.HEART_BEAT, b'{"clientID":"c","consumerDataSet":[{"groupName":"g"}]}')
@@ -166,7 +130,7 @@ async def test_dead_letter_is_acknowledged_only_after_its_topic_is_saved(tmp_pat
         assert entry is not None
         ext = {"group": "g", "offset": entry[0], "delayLevel": -1, "originTopic": "T"}
         back = asyncio.create_task(ask(connection, Code.CONSUMER_SEND_MSG_BACK, **ext))
-        await until(lambda: disk.waiting == 1)
+        await until(lambda: disk.pending == 1)
         assert not back.done()
         assert broker.store.max_offset("%DLQ%g", 0) == 0
         disk.go.set()
@@ -175,7 +139,7 @@ async def test_dead_letter_is_acknowledged_only_after_its_topic_is_saved(tmp_pat
 
 
 async def test_heartbeat_with_many_new_groups_saves_in_bulk_outside_the_loop(tmp_path: Path) -> None:
-    disk = GatedDisk()
+    disk = GatedDisk("topics.json")
     async with broker_on(tmp_path, disk) as (broker, connection):
         groups = ",".join(f'{{"groupName":"group-{number}"}}' for number in range(2000))
         answer = await ask(connection, Code.HEART_BEAT, f'{{"clientID":"c","consumerDataSet":[{groups}]}}'.encode())

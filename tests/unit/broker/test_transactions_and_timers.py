@@ -30,7 +30,7 @@ from tests.kit.store.sim_disk import SimDisk
 HOST = ("127.0.0.1", 1)
 
 
-class Machine:
+class CrashedStore:
     """A broker's store, in the state that a crash at this moment would leave."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:
@@ -94,15 +94,15 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Callable[[], Machine]]:
+def machine(tmp_path: Path) -> Iterator[Callable[[], CrashedStore]]:
     """Return a function that makes a machine. Each later call starts on the files of a crash of the former machine."""
-    clock, running = ManualClock(), list[Machine]()
+    clock, running = ManualClock(), list[CrashedStore]()
 
-    def start() -> Machine:
+    def start() -> CrashedStore:
         root = tmp_path / str(len(running))
         if running:
             shutil.copytree(running[-1].root, root)
-        running.append(Machine(root, clock))
+        running.append(CrashedStore(root, clock))
         return running[-1]
 
     yield start
@@ -110,7 +110,7 @@ def machine(tmp_path: Path) -> Iterator[Callable[[], Machine]]:
         each.store.shutdown()
 
 
-def test_half_messages_and_their_check_counts_survive_a_crash(machine: Callable[[], Machine]) -> None:
+def test_half_messages_and_their_check_counts_survive_a_crash(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     stored = [first.half(b"%d" % index) for index in range(4)]
     for index, outcome in ((0, COMMIT), (2, ROLLBACK)):
@@ -130,7 +130,7 @@ def test_half_messages_and_their_check_counts_survive_a_crash(machine: Callable[
     assert [half.queue_offset for half in machine().halves.waiting()] == [4]
 
 
-def test_crash_between_a_commit_and_its_mark_delivers_the_message_once(machine: Callable[[], Machine]) -> None:
+def test_crash_between_a_commit_and_its_mark_delivers_the_message_once(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     stored = first.half(b"m")
     first.put("orders", b"m", {}, sys_flag=TRANSACTION_COMMIT, half=stored.physical_offset)
@@ -140,7 +140,7 @@ def test_crash_between_a_commit_and_its_mark_delivers_the_message_once(machine: 
 
 
 def test_mark_refused_by_a_full_disk_is_written_later(
-    machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
+    machine: Callable[[], CrashedStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine()
     first.half(b"m")
@@ -168,7 +168,7 @@ def test_mark_refused_by_a_full_disk_is_written_later(
     ],
 )
 def test_start_ignores_a_damaged_mark_of_half_messages(
-    machine: Callable[[], Machine], body: bytes, properties: dict[str, str]
+    machine: Callable[[], CrashedStore], body: bytes, properties: dict[str, str]
 ) -> None:
     first = machine()
     for index in range(3):
@@ -185,7 +185,7 @@ def test_start_ignores_a_damaged_mark_of_half_messages(
 @pytest.mark.parametrize(
     "body", [b"garbage", b"1,2", b"1,2,3,", b"-1,2,3", b"1,-2,3", b"\xff,1,2", b"9" * 5000 + b",1,1"]
 )
-def test_start_ignores_a_damaged_mark_of_timers(machine: Callable[[], Machine], body: bytes) -> None:
+def test_start_ignores_a_damaged_mark_of_timers(machine: Callable[[], CrashedStore], body: bytes) -> None:
     first = machine()
     first.timer(b"now", TIMER_DELIVER_MS=str(first.clock.now_ms() + 1000))
     first.timer(b"later", TIMER_DELIVER_MS=str(first.clock.now_ms() + 9000))
@@ -200,7 +200,7 @@ def test_start_ignores_a_damaged_mark_of_timers(machine: Callable[[], Machine], 
     assert second.delivered() == [b"now", b"later"]
 
 
-def test_timers_are_delivered_in_due_order_and_never_early(machine: Callable[[], Machine]) -> None:
+def test_timers_are_delivered_in_due_order_and_never_early(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     for text, ms in ((b"8", 8000), (b"2", 2000), (b"5", 5000)):
         first.timer(text, TIMER_DELAY_MS=str(ms))
@@ -214,7 +214,7 @@ def test_timers_are_delivered_in_due_order_and_never_early(machine: Callable[[],
     assert first.timers.pinned_from() is None
 
 
-def test_timers_survive_a_crash_and_are_delivered_once(machine: Callable[[], Machine]) -> None:
+def test_timers_survive_a_crash_and_are_delivered_once(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     first.timer(b"1", TIMER_DELAY_SEC="1")
     first.timer(b"late", TIMER_DELAY_SEC="259200")
@@ -230,7 +230,7 @@ def test_timers_survive_a_crash_and_are_delivered_once(machine: Callable[[], Mac
     assert len(machine().timers) == 0
 
 
-def test_recall_survives_a_crash(machine: Callable[[], Machine]) -> None:
+def test_recall_survives_a_crash(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     first.timer(b"a", TIMER_DELAY_MS="6000")
     first.timer(b"b", TIMER_DELAY_MS="6000")
@@ -245,7 +245,7 @@ def test_recall_survives_a_crash(machine: Callable[[], Machine]) -> None:
     assert second.delivered() == [b"b", b"a"]
 
 
-def test_many_timers_of_one_moment_are_delivered_in_several_rounds(machine: Callable[[], Machine]) -> None:
+def test_many_timers_of_one_moment_are_delivered_in_several_rounds(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     bodies = [b"%d" % index for index in range(1200)]
     for body in bodies:
@@ -258,7 +258,7 @@ def test_many_timers_of_one_moment_are_delivered_in_several_rounds(machine: Call
     assert second.delivered() == bodies
 
 
-def test_timer_of_a_deleted_topic_is_dropped(machine: Callable[[], Machine]) -> None:
+def test_timer_of_a_deleted_topic_is_dropped(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     first.timer(b"m", topic="gone", TIMER_DELAY_MS="1000")
     first.clock.advance(1000)
@@ -266,7 +266,7 @@ def test_timer_of_a_deleted_topic_is_dropped(machine: Callable[[], Machine]) -> 
     assert "gone" not in first.store.queues()
 
 
-def test_clock_set_back_hides_no_timer_from_the_next_start(machine: Callable[[], Machine]) -> None:
+def test_clock_set_back_hides_no_timer_from_the_next_start(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     first.timer(b"1", TIMER_DELAY_MS="60000")
     first.clock.advance(60_000)
@@ -289,14 +289,14 @@ def test_clock_set_back_hides_no_timer_from_the_next_start(machine: Callable[[],
     ],
 )
 def test_invalid_or_unsupported_delivery_time_is_refused(
-    machine: Callable[[], Machine], properties: dict[str, str], code: int
+    machine: Callable[[], CrashedStore], properties: dict[str, str], code: int
 ) -> None:
     with pytest.raises(BrokerError) as caught:
         machine().timers.time_of(properties)
     assert caught.value.code == code
 
 
-def test_delivery_time_in_the_past_means_at_once(machine: Callable[[], Machine]) -> None:
+def test_delivery_time_in_the_past_means_at_once(machine: Callable[[], CrashedStore]) -> None:
     timers = machine().timers
     assert timers.time_of({"TIMER_DELIVER_MS": "1"}) is None
     assert timers.time_of({"TIMER_DELAY_SEC": "0"}) is None
@@ -304,7 +304,7 @@ def test_delivery_time_in_the_past_means_at_once(machine: Callable[[], Machine])
 
 
 def test_overlong_check_immunity_is_ignored_also_at_a_start(
-    machine: Callable[[], Machine],
+    machine: Callable[[], CrashedStore],
 ) -> None:
     before = machine()
     before.half(b"odd", CHECK_IMMUNITY_TIME_IN_SECONDS="9" * 5000)
@@ -313,7 +313,7 @@ def test_overlong_check_immunity_is_ignored_also_at_a_start(
     assert [half.immunity_ms for half in machine().halves.waiting()] == [None, 7000]
 
 
-def test_timer_lookup_appends_nothing_after_the_clock_was_set_back(machine: Callable[[], Machine]) -> None:
+def test_timer_lookup_appends_nothing_after_the_clock_was_set_back(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     for delay in ("10", "600"):
         first.timer(delay.encode(), TIMER_DELAY_SEC=delay)
@@ -329,7 +329,7 @@ def test_timer_lookup_appends_nothing_after_the_clock_was_set_back(machine: Call
     assert first.timers.deliver_due() == 1
 
 
-def test_timers_above_the_limit_are_refused_until_one_is_delivered(machine: Callable[[], Machine]) -> None:
+def test_timers_above_the_limit_are_refused_until_one_is_delivered(machine: Callable[[], CrashedStore]) -> None:
     before = machine()
     before.config.timer_max_pending = 2
     for body in (b"1", b"2"):
@@ -343,7 +343,7 @@ def test_timers_above_the_limit_are_refused_until_one_is_delivered(machine: Call
     assert before.timers.time_of({"TIMER_DELAY_SEC": "5"}) is not None
 
 
-def test_pending_timer_is_reappended_from_its_segment_and_delivered_once(machine: Callable[[], Machine]) -> None:
+def test_pending_timer_is_reappended_from_its_segment_and_delivered_once(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     for index in range(100):
         first.timer(b"%d" % index, TIMER_DELAY_SEC="3600")
@@ -371,7 +371,7 @@ def test_pending_timer_is_reappended_from_its_segment_and_delivered_once(machine
         assert len(each.timers) == 0
 
 
-def test_crash_before_the_mark_of_a_reappended_timer_loses_none(machine: Callable[[], Machine]) -> None:
+def test_crash_before_the_mark_of_a_reappended_timer_loses_none(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     first.timer(b"a", TIMER_DELAY_SEC="3600")
     first.store.roll()
@@ -384,7 +384,7 @@ def test_crash_before_the_mark_of_a_reappended_timer_loses_none(machine: Callabl
 
 
 def test_reappended_half_message_is_found_by_its_first_offset(
-    machine: Callable[[], Machine],
+    machine: Callable[[], CrashedStore],
 ) -> None:
     first = machine()
     stored = [first.half(b"%d" % index) for index in range(100)]
@@ -415,7 +415,7 @@ def test_reappended_half_message_is_found_by_its_first_offset(
     assert len(third.halves) == 98
 
 
-def test_reappended_half_message_is_not_appended_again_for_half_an_hour(machine: Callable[[], Machine]) -> None:
+def test_reappended_half_message_is_not_appended_again_for_half_an_hour(machine: Callable[[], CrashedStore]) -> None:
     one = machine()
     one.half(b"a")
     one.clock.advance(REAPPEND_AGAIN_MS)
@@ -429,7 +429,7 @@ def test_reappended_half_message_is_not_appended_again_for_half_an_hour(machine:
     assert len(half.earlier) == 2
 
 
-def test_crash_before_the_mark_of_a_reappended_half_message_keeps_one(machine: Callable[[], Machine]) -> None:
+def test_crash_before_the_mark_of_a_reappended_half_message_keeps_one(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     stored = first.half(b"a")
     first.half(b"b")
@@ -444,7 +444,7 @@ def test_crash_before_the_mark_of_a_reappended_half_message_keeps_one(machine: C
 
 
 def test_half_message_that_cannot_be_reappended_keeps_its_offset(
-    machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
+    machine: Callable[[], CrashedStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = machine()
     stored = one.half(b"a")
@@ -468,7 +468,7 @@ def reappend_all(timers: TimerMessages, below: int) -> None:
 
 
 def test_reappended_timer_is_not_appended_again_for_half_an_hour(
-    machine: Callable[[], Machine],
+    machine: Callable[[], CrashedStore],
 ) -> None:
     """Otherwise each run of the retention on a full disk would append every pending timer once more."""
     one = machine()
@@ -484,13 +484,13 @@ def test_reappended_timer_is_not_appended_again_for_half_an_hour(
     assert one.store.max_physical_offset > end
 
 
-def test_timer_due_soon_is_not_reappended(machine: Callable[[], Machine]) -> None:
+def test_timer_due_soon_is_not_reappended(machine: Callable[[], CrashedStore]) -> None:
     one = machine()
     one.timer(b"a", TIMER_DELAY_SEC=str(REAPPEND_AGAIN_MS // 1000))
     assert not one.timers.reappend(one.store.max_physical_offset)
 
 
-def test_reappended_or_delivered_timers_leave_a_bounded_number_of_entries(machine: Callable[[], Machine]) -> None:
+def test_reappended_or_delivered_timers_leave_a_bounded_number_of_entries(machine: Callable[[], CrashedStore]) -> None:
     """Each reappend leaves an entry in the heap, and each delivery behind a pending timer one in the stored order."""
     one = machine()
     for index in range(200):
@@ -516,7 +516,7 @@ def test_reappended_or_delivered_timers_leave_a_bounded_number_of_entries(machin
 LEVELS = [60_000, 2 * 86_400_000]
 
 
-def schedule_of(one: Machine) -> ScheduleMessage:
+def schedule_of(one: CrashedStore) -> ScheduleMessage:
     (one.root / "config").mkdir(exist_ok=True)
     path = one.root / "config" / "delayOffset.json"
     schedule = ScheduleMessage(
@@ -534,12 +534,12 @@ def schedule_of(one: Machine) -> ScheduleMessage:
     return schedule
 
 
-def delay(one: Machine, body: bytes, level: int) -> None:
+def delay(one: CrashedStore, body: bytes, level: int) -> None:
     one.put(SCHEDULE_TOPIC, body, {"REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "k"}, queue_id=level - 1)
 
 
 def test_long_delayed_message_is_reappended_as_a_timer_and_delivered_once(
-    machine: Callable[[], Machine],
+    machine: Callable[[], CrashedStore],
 ) -> None:
     first = machine()
     schedule = schedule_of(first)
@@ -573,7 +573,7 @@ def test_long_delayed_message_is_reappended_as_a_timer_and_delivered_once(
     assert record.properties == {"REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "k"}
 
 
-def test_delayed_messages_become_timers_up_to_the_limit(machine: Callable[[], Machine]) -> None:
+def test_delayed_messages_become_timers_up_to_the_limit(machine: Callable[[], CrashedStore]) -> None:
     one = machine()
     one.config.timer_max_pending = 3
     schedule = schedule_of(one)
@@ -585,7 +585,7 @@ def test_delayed_messages_become_timers_up_to_the_limit(machine: Callable[[], Ma
 
 
 def test_timer_that_cannot_be_reappended_keeps_its_offset(
-    machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
+    machine: Callable[[], CrashedStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine()
     first.timer(b"a", TIMER_DELAY_SEC="3600")
@@ -628,7 +628,9 @@ def test_timer_whose_queue_entry_was_lost_keeps_its_due_time(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 700])
-def test_timer_is_not_delayed_by_a_clock_that_was_a_day_ahead(machine: Callable[[], Machine], waiting: int) -> None:
+def test_timer_is_not_delayed_by_a_clock_that_was_a_day_ahead(
+    machine: Callable[[], CrashedStore], waiting: int
+) -> None:
     first = machine()
     right = first.clock.now_ms()
     for index in range(waiting):
@@ -653,7 +655,7 @@ def test_timer_is_not_delayed_by_a_clock_that_was_a_day_ahead(machine: Callable[
         assert len(each.delivered()) == waiting + 2
 
 
-def test_timer_due_soon_is_reappended_after_the_clock_was_corrected(machine: Callable[[], Machine]) -> None:
+def test_timer_due_soon_is_reappended_after_the_clock_was_corrected(machine: Callable[[], CrashedStore]) -> None:
     """Otherwise the mark's position stays below timers that were delivered early, and a start delivers them again."""
     first = machine()
     right = first.clock.now_ms()
@@ -674,7 +676,7 @@ def test_timer_due_soon_is_reappended_after_the_clock_was_corrected(machine: Cal
 
 @pytest.mark.parametrize("clock_goes_back", [False, True])
 def test_timer_whose_record_is_only_partly_confirmed_is_not_lost(
-    machine: Callable[[], Machine], clock_goes_back: bool
+    machine: Callable[[], CrashedStore], clock_goes_back: bool
 ) -> None:
     """A slave of an Apache master acknowledges pieces of records."""
     first = machine()

@@ -20,7 +20,7 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.names import METADATA_LOG
 from neve.remoting.signature import signed
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.broker.pop_member import Member
+from tests.kit.broker.pop_member import PopMember
 
 Work = Callable[[BrokerController, Connection, ManualClock], Awaitable[None]]
 PLACE = {"a": "p", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "j": 0, "k": "false", "m": "false"}
@@ -236,7 +236,7 @@ def test_check_of_a_half_message_is_sent_only_to_permitted_producers(tmp_path: P
                 await join("alice")
             clock.advance(120_000)
             await broker.check_back.run()
-        member = Member(broker, connection)
+        member = PopMember(broker, connection)
         while len(asked["alice"]) < 2:
             await ask(member.connection, Code.GET_BROKER_HA_STATUS)
         for producer in producers:

@@ -29,8 +29,8 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from tests.kit.broker.in_process import ask, running, send
-from tests.kit.broker.pop_member import Member
-from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.broker.pop_member import PopMember
+from tests.kit.clock.calls_per_turn import CallsPerTurn
 from tests.kit.clock.waiting import until
 
 QUEUES = 2_000
@@ -38,9 +38,9 @@ MOST = 80  # calls in one turn: a slice of queues, with two or three calls for e
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Counted]:
-    def count(owner: type, name: str) -> Counted:
-        counter = Counted(getattr(owner, name))
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], CallsPerTurn]:
+    def count(owner: type, name: str) -> CallsPerTurn:
+        counter = CallsPerTurn(getattr(owner, name))
 
         def method(*args: Any) -> Any:
             return counter(*args)
@@ -69,7 +69,7 @@ def make(broker: BrokerController, *, with_offsets: bool = True) -> None:
     ],
 )
 async def test_wide_request_reads_one_slice_per_turn(
-    tmp_path: Path, counted: Callable[[type, str], Counted], code: int, ext: dict[str, object]
+    tmp_path: Path, counted: Callable[[type, str], CallsPerTurn], code: int, ext: dict[str, object]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         make(broker)
@@ -94,7 +94,7 @@ async def test_wide_request_reads_one_slice_per_turn(
 
 
 async def test_copying_offsets_takes_a_few_queues_per_turn(
-    tmp_path: Path, counted: Callable[[type, str], Counted]
+    tmp_path: Path, counted: Callable[[type, str], CallsPerTurn]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         groups = [f"g{number}" for number in range(8)]
@@ -111,7 +111,7 @@ async def test_copying_offsets_takes_a_few_queues_per_turn(
 
 
 async def test_reset_of_a_popping_group_updates_its_pop_state_in_slices(
-    tmp_path: Path, counted: Callable[[type, str], Counted]
+    tmp_path: Path, counted: Callable[[type, str], CallsPerTurn]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         make(broker, with_offsets=False)
@@ -127,7 +127,7 @@ async def test_reset_of_a_popping_group_updates_its_pop_state_in_slices(
 
 
 async def test_reset_completes_after_its_client_disconnected(
-    tmp_path: Path, counted: Callable[[type, str], Counted]
+    tmp_path: Path, counted: Callable[[type, str], CallsPerTurn]
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         make(broker, with_offsets=False)
@@ -154,7 +154,7 @@ async def pop(connection: Connection, group: str, **ext: object) -> RemotingComm
 
 @pytest.mark.parametrize("poll_ms", [0, 500])
 async def test_pop_reads_one_slice_of_queues_per_turn(
-    tmp_path: Path, counted: Callable[[type, str], Counted], poll_ms: int
+    tmp_path: Path, counted: Callable[[type, str], CallsPerTurn], poll_ms: int
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         make(broker, with_offsets=False)
@@ -185,7 +185,7 @@ async def test_popping_group_gets_all_messages_sent_after_its_first_pop(tmp_path
         assert (await pop(connection, "g", initMode=1, queueId=0)).code == ResponseCode.SUCCESS
         for body in (b"one", b"two", b"three"):
             await send(connection, "t", body)
-        taken = await Member(broker, connection).pop()
+        taken = await PopMember(broker, connection).pop()
         assert [one.body for one in taken] == [b"one", b"two", b"three"]
         assert (await pop(connection, "late", initMode=1, queueId=1)).code == ResponseCode.POLLING_TIMEOUT
         assert broker.offsets.query("late", "t", 1) == 0
@@ -193,7 +193,7 @@ async def test_popping_group_gets_all_messages_sent_after_its_first_pop(tmp_path
 
 
 async def test_notification_reports_a_message_that_arrives_during_its_lookup(
-    tmp_path: Path, counted: Callable[[type, str], Counted], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, counted: Callable[[type, str], CallsPerTurn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PopConsumerService, "in_turn", lambda _, queues: list(range(queues)))
 
@@ -215,7 +215,7 @@ async def test_idle_pop_queue_is_dropped_and_its_offset_kept(tmp_path: Path) -> 
     clock = ManualClock()
     async with running(tmp_path, clock=clock) as (broker, connection):
         await send(connection, "t", b"one")
-        member = Member(broker, connection)
+        member = PopMember(broker, connection)
         (one,) = await member.pop()
         polled = at_once(broker.metadata.offsets_image())
         assert await broker.pops.drop_idle() == 0, "a message is out"
@@ -287,7 +287,7 @@ async def test_pop_refuses_invisible_time_out_of_bounds(tmp_path: Path, millisec
 async def test_change_of_invisible_time_is_bounded(tmp_path: Path, milliseconds: int) -> None:
     async with running(tmp_path) as (broker, connection):
         await send(connection, "t")
-        member = Member(broker, connection)
+        member = PopMember(broker, connection)
         (taken,) = await member.pop()
         ext = {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": 0, "extraInfo": taken.receipt}
         refused = await ask(connection, Code.CHANGE_MESSAGE_INVISIBLETIME, invisibleTime=milliseconds, **ext)
@@ -302,7 +302,7 @@ async def test_change_of_invisible_time_is_bounded(tmp_path: Path, milliseconds:
     [(Code.DELETE_TOPIC_IN_BROKER, {"topic": "t"}), (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})],
 )
 async def test_deletion_removes_popped_queues_with_one_record(
-    tmp_path: Path, counted: Callable[[type, str], Counted], code: int, ext: dict[str, str]
+    tmp_path: Path, counted: Callable[[type, str], CallsPerTurn], code: int, ext: dict[str, str]
 ) -> None:
     async with running(tmp_path / "broker") as (broker, connection):
         make(broker, with_offsets=False)
@@ -319,7 +319,7 @@ async def test_deletion_removes_popped_queues_with_one_record(
 
 async def test_recreated_topic_keeps_its_new_pops_after_a_crash(tmp_path: Path) -> None:
     async with running(tmp_path / "broker") as (broker, connection):
-        member = Member(broker, connection)
+        member = PopMember(broker, connection)
         await send(connection, "t", b"before")
         assert [taken.body for taken in await member.pop()] == [b"before"]
         await broker.pops.save()  # the image includes the deleted pop, and the log behind it the deletion

@@ -76,7 +76,7 @@ def failure(*arguments: str) -> Failure:
     return error
 
 
-class Relay:
+class AdminRelay:
     """A process on the port of a stopped broker that relays requests to another broker and records them."""
 
     def __init__(self, target: str) -> None:
@@ -109,7 +109,7 @@ class Relay:
 
 def test_process_on_another_port_gets_no_token_and_no_authority(port: str, tmp_path: Path) -> None:
     token = (tmp_path / TOKEN_FILE).read_bytes().strip()
-    with Relay(port) as relay:
+    with AdminRelay(port) as relay:
         text = str(failure("--admin", relay.address))
     assert "is not signed with the token of" in text
     assert len(relay.got) == 2

@@ -9,7 +9,7 @@ import pytest
 from neve.archive.read.verify import tiling_faults
 from neve.cli import main
 from neve.cli.verify import verify_store
-from tests.kit.archive.growing_journal import TOPICS, Journal
+from tests.kit.archive.growing_journal import TOPICS, GrowingJournal
 from tests.unit.cli.written_archive import DATA, write_archive
 
 
@@ -25,7 +25,7 @@ def test_holes_and_overlaps_between_runs_are_reported() -> None:
 
 
 def test_deep_verify_continues_after_its_checkpoint_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal()
+    journal = GrowingJournal()
     for topic in TOPICS:
         for name in journal.commit(topic, 5):
             journal.store.put(name.key, bytes(name.size))

@@ -39,7 +39,7 @@ QUEUE = MessageQueue("t", "b0", 0)
 RECEIPT = Receipt.parse("0 1 60000 0 0 b0 0 7")
 
 
-class BrokerSet:
+class FakeSetRoute:
     """A broker set. `ids` maps broker ids to members in the name server."""
 
     def __init__(self, *handlers: Handler) -> None:
@@ -67,9 +67,9 @@ class BrokerSet:
 
 
 @asynccontextmanager
-async def running(*handlers: Handler) -> AsyncIterator[BrokerSet]:
+async def running(*handlers: Handler) -> AsyncIterator[FakeSetRoute]:
     """Run a broker set of one member per handler. The first one is the master."""
-    broker_set = BrokerSet(*handlers)
+    broker_set = FakeSetRoute(*handlers)
     servers = [broker_set.namesrv, *broker_set.members]
     for server in servers:
         await server.start()
@@ -80,7 +80,7 @@ async def running(*handlers: Handler) -> AsyncIterator[BrokerSet]:
             await server.stop()
 
 
-def elected(broker_set: BrokerSet, question: int, member: FakeServer) -> Callable[[int], None]:
+def elected(broker_set: FakeSetRoute, question: int, member: FakeServer) -> Callable[[int], None]:
     """Return a callback that makes `member` master from this name server request on."""
 
     def asked(number: int) -> None:
@@ -251,7 +251,7 @@ def test_new_master_gets_a_heartbeat_of_its_producers_at_once() -> None:
 
 @asynccontextmanager
 async def session_of(
-    broker_set: BrokerSet, *, attempt_timeout: float = 3.0, timeout: float = 5.0
+    broker_set: FakeSetRoute, *, attempt_timeout: float = 3.0, timeout: float = 5.0
 ) -> AsyncIterator[Session]:
     session = Session(broker_set.namesrv.address, ClientOptions(attempt_timeout=attempt_timeout, timeout=timeout))
     await session.start()
@@ -271,7 +271,7 @@ def reads(suggested: int, code: int = 19) -> Handler:
     return handler
 
 
-def pulls(broker_set: BrokerSet) -> list[int]:
+def pulls(broker_set: FakeSetRoute) -> list[int]:
     return [member.codes().count(11) for member in broker_set.members]
 
 

@@ -24,7 +24,7 @@ from tests.kit.cluster.fake_cluster import run
 LIFE = ["open", "join", "share", "jobs", "no more rounds", "stop", "jobs ended", "finish", "leave"]
 
 
-class World:
+class ConsumerParts:
     """The source of one consumer, and the group, the rebalancer and the session around it."""
 
     def __init__(self, *, fails_at: str = "") -> None:
@@ -107,14 +107,14 @@ class World:
         raise AssertionError("no broker asks")
 
 
-async def begun(world: World) -> None:
+async def begun(world: ConsumerParts) -> None:
     await world.life.enter()
     await world.job_begun.wait()
 
 
 def test_lifecycle_runs_from_open_to_leave_and_closes_once() -> None:
     async def work() -> None:
-        world = World()
+        world = ConsumerParts()
         await begun(world)
         await world.life.start()  # idempotent
         await asyncio.gather(*(world.life.close(current_owner()) for _ in range(3)))
@@ -126,7 +126,7 @@ def test_lifecycle_runs_from_open_to_leave_and_closes_once() -> None:
 
 def test_close_waits_for_owned_messages_and_settlements_before_jobs_end() -> None:
     async def work() -> None:
-        world = World()
+        world = ConsumerParts()
         await begun(world)
         handled, told = asyncio.Event(), asyncio.Event()
 
@@ -151,7 +151,7 @@ def test_close_waits_for_owned_messages_and_settlements_before_jobs_end() -> Non
 @pytest.mark.parametrize("at", ["open", "join", "share"])
 def test_failed_start_leaves_the_group(at: str) -> None:
     async def work() -> None:
-        world = World(fails_at=at)
+        world = ConsumerParts(fails_at=at)
         with pytest.raises(ClientError, match=at):
             await world.life.enter()
         assert world.seen == [*LIFE[: LIFE.index(at) + 1], "stop", "finish", "leave"]

@@ -50,7 +50,7 @@ async def controlling(
         await server.shutdown()
 
 
-class Broker:
+class FakeBroker:
     """A fake broker. `born` has the incarnation fields that a neve broker sends; an Apache broker sends none."""
 
     def __init__(self, controller: ControllerManager, name: str = "b", born: dict[str, str] | None = None) -> None:
@@ -68,7 +68,7 @@ class Broker:
     def address(self) -> str:
         return f"127.0.0.1:{self._port.port}"
 
-    async def open(self) -> Broker:
+    async def open(self) -> FakeBroker:
         await self._port.start()
         await self.connect()
         return self
@@ -105,7 +105,7 @@ class Broker:
         fields = {name: str(value) for name, value in (ext or {}).items()}
         return await self.connection.invoke(RemotingCommand(code, ext=fields, body=body), 20)
 
-    async def join(self) -> Broker:
+    async def join(self) -> FakeBroker:
         """Apply for an id, register, and send a heartbeat."""
         own = {"clusterName": "c", "brokerName": self.name}
         answer = await self.ask(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, own)
@@ -129,7 +129,7 @@ class Broker:
         own = {"clusterName": "c", "brokerName": self.name, "brokerId": self.id, "designateElect": "false"}
         return await self.ask(RequestCode.CONTROLLER_ELECT_MASTER, {**own, **more})
 
-    async def alter(self, *brokers: Broker) -> RemotingCommand:
+    async def alter(self, *brokers: FakeBroker) -> RemotingCommand:
         info = await self.info()
         body = json.loads(info.body)
         ext = {"brokerName": self.name, "masterBrokerId": self.id, "masterEpoch": info.ext["masterEpoch"]}
@@ -140,7 +140,7 @@ class Broker:
         return await self.ask(RequestCode.CONTROLLER_GET_REPLICA_INFO, {"brokerName": self.name})
 
 
-async def in_sync(*brokers: Broker) -> None:
+async def in_sync(*brokers: FakeBroker) -> None:
     """Start brokers, elect the first as master, and add all to its SyncStateSet."""
     for broker in brokers:
         await broker.open()
@@ -150,5 +150,5 @@ async def in_sync(*brokers: Broker) -> None:
         assert (await brokers[0].alter(*brokers)).code == ResponseCode.SUCCESS
 
 
-async def closed(*brokers: Broker) -> None:
+async def closed(*brokers: FakeBroker) -> None:
     await asyncio.gather(*(broker.close() for broker in brokers))

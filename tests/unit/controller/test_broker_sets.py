@@ -123,7 +123,7 @@ class Others(NoOtherControllers):
         self.on_say()
 
 
-class World:
+class RegisteredSets:
     def __init__(self) -> None:
         self.register, self.calls, self.liveness = MemoryRegister(), Calls(), Liveness(ManualClock())
         self.tasks: list[asyncio.Task[Any]] = []
@@ -156,15 +156,15 @@ class World:
         return self.register.value
 
 
-def run(work: Callable[[World], Awaitable[None]]) -> None:
+def run(work: Callable[[RegisteredSets], Awaitable[None]]) -> None:
     async def main() -> None:
-        await work(World())
+        await work(RegisteredSets())
 
     asyncio.run(main())
 
 
 def test_decision_is_repeated_after_a_write_of_another_controller() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
 
         def other() -> None:  # another controller elects 2 because 1 is dead
@@ -185,7 +185,7 @@ def test_decision_is_repeated_after_a_write_of_another_controller() -> None:
 
 
 def test_permanent_write_conflict_returns_busy_and_notifies_no_broker() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
 
         def other() -> None:
@@ -203,7 +203,7 @@ def test_permanent_write_conflict_returns_busy_and_notifies_no_broker() -> None:
 
 
 def test_concurrent_elections_of_one_set_write_once() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         writes = world.register.writes
         world.liveness.closed("connection 1")
@@ -215,7 +215,7 @@ def test_concurrent_elections_of_one_set_write_once() -> None:
 
 
 def test_election_with_lost_write_answer_is_found_by_the_next_request() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         world.liveness.closed("connection 1")
         world.register.loses_answers = True
@@ -231,7 +231,7 @@ def test_election_with_lost_write_answer_is_found_by_the_next_request() -> None:
 
 
 def test_candidate_that_disconnects_during_its_query_is_not_elected() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2, 3)
         world.liveness.closed("connection 1")
         world.calls.ends = {2: 10, 3: 99}
@@ -244,7 +244,7 @@ def test_candidate_that_disconnects_during_its_query_is_not_elected() -> None:
 
 
 def test_cleared_master_is_replaced_at_once() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         await world.sets.carry_out(RegisterBroker("c", "b", 1, "h1:1", "a new incarnation", 1, "p"))
         await world.settled()
@@ -256,7 +256,7 @@ def test_cleared_master_is_replaced_at_once() -> None:
 
 
 def test_master_heard_by_another_controller_is_alive() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         world.others.hear = {1: [Report(0)]}
         world.liveness.closed("connection 1")
@@ -273,7 +273,7 @@ def test_master_heard_by_another_controller_is_alive() -> None:
 def test_disconnect_is_published_before_other_reports_are_read() -> None:
     """If two controllers lose a broker, the second to publish it sees no live report, so at least one elects."""
 
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         world.others.hear = {1: [Report(0)]}
         world.others.on_say = world.others.hear.clear
@@ -285,7 +285,7 @@ def test_disconnect_is_published_before_other_reports_are_read() -> None:
 
 
 def test_tell_others_publishes_an_emptied_set_once() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         await world.sets.tell_others()
         assert world.others.told == {"b": {1, 2}}
@@ -301,7 +301,7 @@ def test_tell_others_publishes_an_emptied_set_once() -> None:
 
 
 def test_register_set_back_freezes_the_set_and_blocks_elections() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         world.register.had = replace(world.value, master_epoch=6, sync_state_set_epoch=9)
         world.liveness.closed("connection 1")
@@ -313,7 +313,7 @@ def test_register_set_back_freezes_the_set_and_blocks_elections() -> None:
 
 
 def test_scan_covers_other_sets_and_raises_for_damaged_value() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         world.liveness.closed("connection 1")
         world.register.damaged = ["a", "c"]
@@ -325,7 +325,7 @@ def test_scan_covers_other_sets_and_raises_for_damaged_value() -> None:
 
 
 def test_scan_reads_the_register_once_if_the_master_is_alive() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         world.register.reads = 0
         await world.sets.scan()
@@ -336,7 +336,7 @@ def test_scan_reads_the_register_once_if_the_master_is_alive() -> None:
 
 
 def test_clean_removes_the_reports_of_the_removed_brokers() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         await world.sets.carry_out(CleanBrokerData("b", "2", clean_living=True))
         assert set(world.liveness.reports("b", {})) == {1}
@@ -348,7 +348,7 @@ def test_clean_removes_the_reports_of_the_removed_brokers() -> None:
 
 
 def test_failed_publication_of_one_set_does_not_block_other_sets() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         names = [f"b{number}" for number in range(5)]
         for name in names:
             world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
@@ -363,7 +363,7 @@ def test_failed_publication_of_one_set_does_not_block_other_sets() -> None:
 
 
 def test_disconnected_master_is_replaced_if_publication_fails() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         world.liveness.closed("connection 1")
         world.others.unsayable = "b"
@@ -375,7 +375,7 @@ def test_disconnected_master_is_replaced_if_publication_fails() -> None:
 
 
 def test_slow_publication_of_one_set_does_not_delay_other_sets() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         for name in ("a", "b", "c"):
             world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
         others, gate = world.others, asyncio.Event()
@@ -397,7 +397,7 @@ def test_slow_publication_of_one_set_does_not_delay_other_sets() -> None:
 
 
 def test_failed_scan_of_one_set_does_not_block_elections_of_others() -> None:
-    async def work(world: World) -> None:
+    async def work(world: RegisteredSets) -> None:
         await world.joined(1, 2)
         world.liveness.closed("connection 1")
         first = replace(world.value, name="a")

@@ -31,7 +31,7 @@ from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
 from tests.kit.clock.waiting import until
-from tests.unit.controller.brokers import Broker, closed, controlling, in_sync
+from tests.unit.controller.brokers import FakeBroker, closed, controlling, in_sync
 
 Code = ResponseCode
 
@@ -44,7 +44,7 @@ def run(root: Path, work: Callable[[ControllerManager], Awaitable[None]], **sett
     asyncio.run(main())
 
 
-async def master_is(asker: Broker, broker: Broker) -> None:
+async def master_is(asker: FakeBroker, broker: FakeBroker) -> None:
     async def holds() -> bool:
         return (await asker.info()).ext.get("masterBrokerId") == str(broker.id)
 
@@ -53,7 +53,7 @@ async def master_is(asker: Broker, broker: Broker) -> None:
 
 def test_answers_have_rocketmq_fields_and_bodies(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await a.open()
         await b.open()
         own = {"clusterName": "c", "brokerName": "b"}
@@ -111,7 +111,7 @@ def test_answers_have_rocketmq_fields_and_bodies(tmp_path: Path) -> None:
 
 def test_disconnected_master_is_replaced_and_new_master_notified(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         a.hang_up()
         await until(lambda: len(b.told) == 2, "b is told")
@@ -134,7 +134,7 @@ def test_silent_master_is_replaced_and_disconnected(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         clock.advance(9_000)
         await b.beat()
@@ -155,10 +155,10 @@ async def test_controller_shutdown_does_not_trigger_an_election(tmp_path: Path) 
     clock = ManualClock()
 
     async with controlling(tmp_path, clock) as server:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
     async with controlling(tmp_path, clock) as server:
-        c = await Broker(server).open()
+        c = await FakeBroker(server).open()
         answer = await c.info()
         assert (answer.ext["masterBrokerId"], answer.ext["masterEpoch"]) == ("1", "1")
         await closed(a, b, c)
@@ -168,7 +168,7 @@ async def test_restarted_controller_waits_for_heartbeat_of_master(tmp_path: Path
     clock = ManualClock()
 
     async with controlling(tmp_path, clock) as server:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
     async with controlling(tmp_path, clock) as server:
         b._controller = server
@@ -188,7 +188,7 @@ def test_suspended_controller_waits_for_brokers_it_could_not_hear(tmp_path: Path
     clock = ManualClock()
 
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         clock.advance(3_600_000 + 30_000)  # its next scan is this late
         await b.beat()
@@ -214,7 +214,7 @@ def test_suspension_closes_no_connection_before_its_heartbeat_is_read(tmp_path: 
     clock = ManualClock()
 
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         clock.advance(700_000)
         await b.beat()
@@ -238,8 +238,8 @@ def test_first_election_is_refused_if_old_brokers_report_epochs(tmp_path: Path, 
     clock = ManualClock()
 
     async def work(server: ControllerManager) -> None:
-        newcomer = await Broker(server, born={"incarnation": "n", "starts": "1", "process": "p"}).open()
-        old = await Broker(server, born={"incarnation": "o", "starts": "4", "process": "q"}).open()
+        newcomer = await FakeBroker(server, born={"incarnation": "n", "starts": "1", "process": "p"}).open()
+        old = await FakeBroker(server, born={"incarnation": "o", "starts": "4", "process": "q"}).open()
         await newcomer.join()
         answer = await newcomer.elect()
         assert answer.code == Code.CONTROLLER_ELECT_MASTER_FAILED
@@ -266,7 +266,7 @@ def test_early_first_election_request_is_delayed_not_refused(tmp_path: Path) -> 
     """A refused Apache broker would repeat its request only after five seconds."""
 
     async def work(server: ControllerManager) -> None:
-        broker = await Broker(server).open()
+        broker = await FakeBroker(server).open()
         await broker.join()
         assert (await broker.elect()).code == Code.SUCCESS
         await closed(broker)
@@ -274,7 +274,7 @@ def test_early_first_election_request_is_delayed_not_refused(tmp_path: Path) -> 
     run(tmp_path, work, clock=LoopClock(), first_ms=300)
 
 
-class Stuck(NoOtherControllers):
+class StuckControllers(NoOtherControllers):
     """Other controllers to which a report never completes."""
 
     renew_s = 0.001
@@ -294,10 +294,10 @@ class Stuck(NoOtherControllers):
 async def test_lease_is_renewed_while_a_report_to_other_controllers_hangs(tmp_path: Path) -> None:
     config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(tmp_path))
     register, _ = register_of(config, RealDisk())
-    others = Stuck()
+    others = StuckControllers()
     server = ControllerManager(config, ManualClock(), RealDisk(), register, others)
     await server.start()
-    a = await Broker(server).open()
+    a = await FakeBroker(server).open()
     await a.join()
     await others.is_said.wait()
     before = others.renewals
@@ -318,7 +318,7 @@ def test_regular_heartbeats_outlast_every_suspension_of_controller(tmp_path: Pat
     period_ms = config.broker_heartbeat_interval + round(TICK_S * 1000)
 
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         for standstill_ms in (STANDSTILL_MS, STANDSTILL_MS + 1, 2 * STANDSTILL_MS):
             for broker in (a, b):
@@ -336,7 +336,7 @@ def test_regular_heartbeats_outlast_every_suspension_of_controller(tmp_path: Pat
 
 def test_candidates_are_queried_and_the_longest_log_wins(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b, c = Broker(server), Broker(server), Broker(server)
+        a, b, c = FakeBroker(server), FakeBroker(server), FakeBroker(server)
         await in_sync(a, b, c)
         b.epochs, b.end = [{"epoch": 1, "startOffset": 0, "endOffset": 500}], 500
         c.epochs, c.end = [{"epoch": 1, "startOffset": 0, "endOffset": 900}], 900
@@ -352,7 +352,7 @@ def test_candidates_are_queried_and_the_longest_log_wins(tmp_path: Path) -> None
 def test_candidate_with_unregistered_process_is_not_elected(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         born = [{"incarnation": f"i{n}", "starts": "1", "process": f"p{n}"} for n in range(3)]
-        a, b, c = (Broker(server, born=one) for one in born)
+        a, b, c = (FakeBroker(server, born=one) for one in born)
         await in_sync(a, b, c)
         b.answers_as = {**b.born, "process": "after the power was back"}
         b.end = 1000
@@ -368,7 +368,7 @@ def test_unreachable_candidate_is_not_elected(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("controller.calls.ASK_S", 0.2)
 
     async def work(server: ControllerManager) -> None:
-        a, b, c = Broker(server), Broker(server), Broker(server)
+        a, b, c = FakeBroker(server), FakeBroker(server), FakeBroker(server)
         await in_sync(a, b, c)
         b.end, c.end = 1000, 10
         if refuses:
@@ -383,7 +383,7 @@ def test_unreachable_candidate_is_not_elected(tmp_path: Path, monkeypatch: pytes
 
 def test_elect_request_waits_for_first_heartbeat_of_its_sender(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a = await Broker(server).open()
+        a = await FakeBroker(server).open()
         own = {"clusterName": "c", "brokerName": "b"}
         a.id = 1
         await a.ask(RequestCode.CONTROLLER_APPLY_BROKER_ID, {**own, "appliedBrokerId": 1, "registerCheckCode": "h:1;1"})
@@ -400,8 +400,8 @@ def test_elect_request_waits_for_first_heartbeat_of_its_sender(tmp_path: Path) -
 def test_new_incarnation_leaves_sync_state_set_and_master_is_notified(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         born = {"starts": "1", "minInSyncReplicas": "1"}
-        a = Broker(server, born={**born, "incarnation": "a", "process": "p"})
-        b = Broker(server, born={**born, "incarnation": "b", "process": "p"})
+        a = FakeBroker(server, born={**born, "incarnation": "a", "process": "p"})
+        b = FakeBroker(server, born={**born, "incarnation": "b", "process": "p"})
         await in_sync(a, b)
         b.born = {**b.born, "incarnation": "lost its memory"}
         answer = await b.register()
@@ -418,7 +418,7 @@ def test_new_incarnation_leaves_sync_state_set_and_master_is_notified(tmp_path: 
 
 def test_registration_with_wrong_check_code_is_refused(tmp_path: Path) -> None:
     async def work(controller: ControllerManager) -> None:
-        a = await (await Broker(controller).open()).join()
+        a = await (await FakeBroker(controller).open()).join()
         assert (await a.register(registerCheckCode=f"{a.address};1")).code == Code.SUCCESS
         assert (await a.register(registerCheckCode="another:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
         assert (await a.register()).code == Code.SUCCESS  # as an Apache broker does
@@ -430,7 +430,7 @@ def test_registration_with_wrong_check_code_is_refused(tmp_path: Path) -> None:
 
 def test_heartbeat_of_another_cluster_is_refused(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         assert (await b.beat(clusterName="other", epoch=9)).code == Code.CONTROLLER_INVALID_REQUEST
         a.hang_up()
@@ -442,7 +442,7 @@ def test_heartbeat_of_another_cluster_is_refused(tmp_path: Path) -> None:
 
 def test_unsigned_requests_are_refused_with_authentication(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a = await Broker(server).open()
+        a = await FakeBroker(server).open()
         own = {"clusterName": "c", "brokerName": "b"}
         changing: dict[int, dict[str, Any]] = {
             RequestCode.CONTROLLER_APPLY_BROKER_ID: {**own, "appliedBrokerId": 1, "registerCheckCode": "h:1;1"},
@@ -471,7 +471,7 @@ def test_unsigned_requests_are_refused_with_authentication(tmp_path: Path) -> No
 
 def test_replica_info_counts_members_in_and_out_of_sync(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a)
         await b.open()
         await b.join()
@@ -484,7 +484,7 @@ def test_replica_info_counts_members_in_and_out_of_sync(tmp_path: Path) -> None:
 
 def test_broker_of_frozen_set_registers_and_can_be_designated(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         await b.beat(epoch=9)
         await server.scan()
@@ -503,7 +503,7 @@ def test_broker_of_frozen_set_registers_and_can_be_designated(tmp_path: Path) ->
 
 def test_repeated_alteration_with_request_id_returns_same_answer(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         ext = {"brokerName": "b", "masterBrokerId": 1, "masterEpoch": 1, "requestId": "r"}
         body = b'{"syncStateSet":[1],"syncStateSetEpoch":2}'
@@ -552,7 +552,7 @@ def test_invalid_request_is_refused_and_connection_stays_open(
     tmp_path: Path, code: int, ext: dict[str, str], body: bytes, expected: Code
 ) -> None:
     async def work(server: ControllerManager) -> None:
-        a = await Broker(server).open()
+        a = await FakeBroker(server).open()
         assert (await a.ask(code, ext, body)).code == expected
         assert (await a.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)).code == Code.SUCCESS
         await closed(a)
@@ -613,7 +613,7 @@ def test_hostile_requests_are_answered_and_register_stays_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         asking = sorted(server.codes)
         for name, value in [(name, value) for name in FIELDS for value in HOSTILE]:
@@ -651,7 +651,7 @@ def test_election_on_full_disk_is_refused_and_not_announced(tmp_path: Path, monk
     monkeypatch.setattr("tests.unit.controller.brokers.RealDisk", lambda: disk)
 
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         await until(lambda: len(a.told) == 1, "a is told")
         disk.is_full = True
@@ -669,7 +669,7 @@ def test_election_on_full_disk_is_refused_and_not_announced(tmp_path: Path, monk
 
 def test_metadata_has_dialled_or_configured_address(tmp_path: Path) -> None:
     async def told(server: ControllerManager) -> RemotingCommand:
-        a = await Broker(server).open()
+        a = await FakeBroker(server).open()
         answer = await a.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)
         await closed(a)
         return answer
@@ -756,7 +756,7 @@ def test_heartbeats_during_register_outage_keep_brokers_alive(tmp_path: Path) ->
     register, clock = Away(tmp_path / "register.json", RealDisk(), SYSTEM_THREADS), ManualClock()
 
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         register.is_away = True
         for _ in range(3):
@@ -777,7 +777,7 @@ def test_heartbeats_during_register_outage_keep_brokers_alive(tmp_path: Path) ->
 
 def test_operator_changes_only_live_settings(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a = await Broker(server).open()
+        a = await FakeBroker(server).open()
         for text, expected in (
             ("enableElectUncleanMaster=true", Code.SUCCESS),
             ("listenPort=1", Code.NO_PERMISSION),
@@ -796,7 +796,7 @@ def test_operator_changes_only_live_settings(tmp_path: Path) -> None:
 
 def test_role_change_notifications_follow_their_setting(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
-        a, b = Broker(server), Broker(server)
+        a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         await a.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=b"notifyBrokerRoleChanged=true")
         await a.elect(brokerId=2, designateElect="true")

@@ -35,7 +35,7 @@ A, B, C, STRANGER = 1, 2, 3, 9
 NOW = 1_000_000
 
 
-class World:
+class DecidedSet:
     """One broker set, the reports of its members, and a controller that stores each decision."""
 
     def __init__(self, *ids: int, stock: bool = False, least: int = 1) -> None:
@@ -102,16 +102,16 @@ class World:
         return self.set
 
 
-def in_sync(*ids: int, stock: bool = False, least: int = 1) -> World:
+def in_sync(*ids: int, stock: bool = False, least: int = 1) -> DecidedSet:
     """Return a world whose first broker is master and whose brokers are all in sync."""
-    world = World(*ids, stock=stock, least=least)
+    world = DecidedSet(*ids, stock=stock, least=least)
     assert world.elect(ids[0]).code == Code.SUCCESS
     for count in range(2, len(ids) + 1):
         assert world.alter(*ids[:count]).code == Code.SUCCESS
     return world
 
 
-def lost(world: World) -> World:
+def lost(world: DecidedSet) -> DecidedSet:
     """Undo the last two elections in the register, as the restore of a backup does."""
     world.set = replace(world.value, master_epoch=world.value.master_epoch, sync_state_set_epoch=1)
     for broker_id in list(world.reports):
@@ -123,7 +123,7 @@ def lost(world: World) -> World:
 
 
 def test_broker_ids_start_at_one_and_are_not_reused() -> None:
-    world = World()
+    world = DecidedSet()
     assert world(GetNextBrokerId("c", "b")).next_broker_id == 1
     assert world(ApplyBrokerId("c", "b", 2, "h:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert world(ApplyBrokerId("c", "b", 1, "h:1;1")).code == Code.SUCCESS
@@ -137,7 +137,7 @@ def test_broker_ids_start_at_one_and_are_not_reused() -> None:
 
 
 def test_broker_set_belongs_to_one_cluster_and_has_a_member_limit() -> None:
-    world = World(A)
+    world = DecidedSet(A)
     assert world(ApplyBrokerId("other", "b", 2, "h:2;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert world(RegisterBroker("other", "b", A, "h:1")).code == Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
     world.rules = Rules(max_members=1)
@@ -145,12 +145,12 @@ def test_broker_set_belongs_to_one_cluster_and_has_a_member_limit() -> None:
 
 
 def test_non_member_must_apply_for_an_id_before_register_or_elect() -> None:
-    world = World(A)
+    world = DecidedSet(A)
     need = Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
     assert world(RegisterBroker("c", "b", STRANGER, "h:9")).code == need
     assert world.elect(STRANGER).code == need
-    assert World()(ElectMaster("b", A)).code == need
-    assert World()(RegisterBroker("c", "b", A, "h:1")).code == need
+    assert DecidedSet()(ElectMaster("b", A)).code == need
+    assert DecidedSet()(RegisterBroker("c", "b", A, "h:1")).code == need
 
 
 def test_register_broker_updates_address_and_returns_only_a_live_master() -> None:
@@ -335,7 +335,7 @@ def test_live_master_readmits_unclean_member_to_sync_state_set() -> None:
 
 
 def test_first_master_is_the_asking_member_if_every_log_is_empty() -> None:
-    world = World(A, B)
+    world = DecidedSet(A, B)
     answer = world.elect(B)
     assert (answer.code, answer.master, answer.master_address) == (Code.SUCCESS, B, "h2:10911")
     assert (answer.master_epoch, answer.sync_state_set_epoch, answer.sync_state_set) == (1, 1, (B,))
@@ -344,7 +344,7 @@ def test_first_master_is_the_asking_member_if_every_log_is_empty() -> None:
 
 
 def test_first_election_refuses_empty_member_if_another_has_a_log() -> None:
-    world = World(A, B)
+    world = DecidedSet(A, B)
     world.hear(B, max_offset=1000)  # epoch 0: it was never in a broker set
     refused = world.elect(A)
     assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
@@ -353,7 +353,7 @@ def test_first_election_refuses_empty_member_if_another_has_a_log() -> None:
 
 
 def test_first_election_waits_for_member_without_heartbeat() -> None:
-    world = World(A, B)
+    world = DecidedSet(A, B)
     del world.reports[B]
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert world.elect(A, designate=True).master == A
@@ -366,7 +366,7 @@ def test_first_election_is_refused_if_a_non_member_reports_a_log() -> None:
         # Under an id that was assigned again, and whose new owner is alive.
         lambda world: setattr(world, "rules", Rules(strangers=(Report(NOW, max_offset=1000, epoch=0),))),
     ):
-        world = World(A)
+        world = DecidedSet(A)
         hears(world)
         refused = world.elect(A)
         assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
@@ -376,10 +376,10 @@ def test_first_election_is_refused_if_a_non_member_reports_a_log() -> None:
 
 def test_stranger_under_a_taken_id_with_higher_epochs_freezes_the_set() -> None:
     stranger = Report(NOW, cluster="c", max_offset=1000, master_epoch=5, sync_state_set_epoch=7)
-    world = World(A)
+    world = DecidedSet(A)
     world.rules = Rules(strangers=(changed(stranger, cluster="another"),))
     assert world.elect(A).master == A, "it is no broker of this cluster's"
-    world = World(A)
+    world = DecidedSet(A)
     world.rules = Rules(strangers=(stranger,))
     refused = world.elect(A)
     assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
@@ -391,17 +391,17 @@ def test_stranger_under_a_taken_id_with_higher_epochs_freezes_the_set() -> None:
 
 
 def test_new_controller_delays_first_election_unless_member_is_designated() -> None:
-    world = World(A)
+    world = DecidedSet(A)
     world.rules = Rules(elects_first_from_ms=NOW + 1)
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert world.elect(A, designate=True).master == A
-    world = World(A)
+    world = DecidedSet(A)
     world.rules = Rules(elects_first_from_ms=NOW)
     assert world.elect(A).master == A
 
 
 def test_dead_or_unnamed_broker_does_not_become_first_master() -> None:
-    world = World(A, B)
+    world = DecidedSet(A, B)
     assert world.elect().code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     world.die(A)
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
@@ -601,7 +601,7 @@ def test_invalid_alterations_are_refused_in_rocketmq_order() -> None:
     assert world.alter(B, STRANGER).code == Code.CONTROLLER_INVALID_REPLICAS
     assert world.alter(B, C).code == Code.CONTROLLER_BROKER_NOT_ALIVE
     assert world.alter(B).code == failed
-    assert World()(AlterSyncStateSet("b", A, 1, (A,), 1)).code == failed
+    assert DecidedSet()(AlterSyncStateSet("b", A, 1, (A,), 1)).code == failed
     assert world.value == before
 
 
@@ -643,7 +643,7 @@ def test_unchanged_set_gets_new_epoch_that_fences_older_alteration() -> None:
 
 
 def test_set_below_min_in_sync_replicas_grows_step_by_step() -> None:
-    world = World(A, B, C, least=3)
+    world = DecidedSet(A, B, C, least=3)
     world.elect(A)
     assert world.alter(A, B).code == Code.SUCCESS
     assert world.alter(A, B, C).code == Code.SUCCESS
@@ -756,7 +756,7 @@ def test_register_below_epochs_read_before_freezes_without_broker_reports() -> N
 @pytest.mark.parametrize("is_told", [True, False])
 def test_wiped_register_gives_empty_newcomer_no_role_and_no_used_id(is_told: bool) -> None:
     """The register was wiped: a broker reports its epochs, or the controller has read the set before."""
-    world = World()
+    world = DecidedSet()
     if is_told:
         world.reports[B] = Report(NOW, max_offset=9, epoch=3, master_epoch=3, sync_state_set_epoch=7)
     else:
@@ -825,7 +825,7 @@ def test_report_of_higher_epochs_freezes_the_set(heard: dict[str, Any]) -> None:
 
 
 def test_wiped_register_freezes_new_set_if_a_broker_reports_an_epoch() -> None:
-    world = World()
+    world = DecidedSet()
     world.hear(A, epoch=3, max_offset=1000)
     assert world(ApplyBrokerId("c", "b", 2, "new:1;1")).code == Code.SUCCESS
     assert world.value.frozen is not None
@@ -879,8 +879,8 @@ def test_highest_reported_epochs_outlive_the_report() -> None:
 
 
 def test_read_requests_return_roles_and_liveness() -> None:
-    assert World()(GetReplicaInfo("b")).code == Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
-    assert World()(GetSyncStateData("b")).code == Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
+    assert DecidedSet()(GetReplicaInfo("b")).code == Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
+    assert DecidedSet()(GetSyncStateData("b")).code == Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
     world = in_sync(A, B)
     world.alter(A)
     world.die(B)
@@ -902,7 +902,7 @@ def test_clean_refuses_live_unknown_and_malformed_broker_ids() -> None:
         assert world(CleanBrokerData("b", ids)).code == invalid
     assert world(CleanBrokerData("b", "2", cluster="other")).code == invalid
     assert world.value == before
-    assert World()(CleanBrokerData("b")).code == invalid
+    assert DecidedSet()(CleanBrokerData("b")).code == invalid
 
 
 def test_cleaned_dead_member_leaves_sync_state_set() -> None:
@@ -928,7 +928,7 @@ def test_clean_removes_set_without_master_or_with_clean_living() -> None:
     world = in_sync(A, B)
     assert world(CleanBrokerData("b", clean_living=True)).code == Code.SUCCESS
     assert world.set is None
-    world = World(A)
+    world = DecidedSet(A)
     assert world(CleanBrokerData("b")).code == Code.SUCCESS
     assert world.set is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +15,7 @@ from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUn
 from infra.disk.filesystem import Disk, RealDisk
 from infra.loop.threads import SYSTEM_THREADS
 from infra.process.startup import EXIT_DISK, EXIT_IN_USE, StartupError
+from tests.kit.store.gated_disk import GatedDisk
 from tests.kit.store.sim_disk import SimDisk
 from tests.unit.controller.registered import run, value
 
@@ -108,24 +108,8 @@ def test_damaged_register_fails_to_open(damage: Callable[[bytes], bytes]) -> Non
         asyncio.run(opened(disk))
 
 
-class FailingDisk(RealDisk):
-    """A disk whose writes wait for `go` and raise `fault` if it is set."""
-
-    def __init__(self) -> None:
-        self.fault: OSError | None = None
-        self.go, self.began = threading.Event(), threading.Event()
-        self.go.set()
-
-    def write_atomic(self, path: Path, data: bytes) -> None:
-        self.began.set()
-        assert self.go.wait(20)
-        if self.fault is not None:
-            raise self.fault
-        super().write_atomic(path, data)
-
-
 async def test_write_on_full_disk_changes_nothing_and_can_be_repeated(tmp_path: Path) -> None:
-    disk = FailingDisk()
+    disk = GatedDisk()
     register = await opened(disk, tmp_path / "register.json")
     revision = await register.put(value(), NEVER)
     assert revision is not None
@@ -139,7 +123,7 @@ async def test_write_on_full_disk_changes_nothing_and_can_be_repeated(tmp_path: 
 
 
 async def test_register_refuses_writes_after_an_io_error(tmp_path: Path) -> None:
-    disk = FailingDisk()
+    disk = GatedDisk()
     register = await opened(disk, tmp_path / "register.json")
     disk.fault = OSError(errno.EIO, "broken")
     with pytest.raises(RegisterUnavailable):
@@ -152,7 +136,7 @@ async def test_register_refuses_writes_after_an_io_error(tmp_path: Path) -> None
 
 
 async def test_cancelled_write_completes_before_the_next_write(tmp_path: Path) -> None:
-    disk = FailingDisk()
+    disk = GatedDisk()
     register = await opened(disk, tmp_path / "register.json")
     disk.go.clear()
     first = asyncio.create_task(register.put(value("a"), NEVER))

@@ -25,7 +25,7 @@ QUEUES = [MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 3)]
 LENGTH = 2_500
 
 
-class Listed:
+class ListedQueues:
     """Two queues of messages a millisecond apart. Every tenth offset is missing."""
 
     async def bounds(self) -> dict[MessageQueue, Bounds]:
@@ -44,20 +44,20 @@ def message(queue: MessageQueue, offset: int) -> Message:
     return Message("orders", b"x", tags="AB"[offset % 2], queue=queue, queue_offset=offset, store_timestamp=offset)
 
 
-class Killed(BaseException):
+class KilledCopy(BaseException):
     """The simulated kill of a process."""
 
 
-class Cluster:
+class FailingClient:
     """A client that stores messages, and is killed or fails after `left` of them."""
 
-    def __init__(self, left: int, end: type[BaseException] = Killed) -> None:
+    def __init__(self, left: int, end: type[BaseException] = KilledCopy) -> None:
         self.stored: list[Message] = []
         self.into: dict[MessageQueue, set[Any]] = {}  # source -> requested targets
         self.brokers = "c"
         self._left, self._end = left, end
 
-    def batch_sender(self) -> Cluster:
+    def batch_sender(self) -> FailingClient:
         return self
 
     async def put_all(self, messages: Iterable[BatchItem]) -> None:
@@ -73,7 +73,7 @@ class Cluster:
         await asyncio.sleep(0)
 
     @property
-    def admin(self) -> Cluster:
+    def admin(self) -> FailingClient:
         return self
 
     async def topic_route(self, topic: str) -> TopicRoute:
@@ -89,7 +89,7 @@ def task(**changes: Any) -> Task:
 
 
 async def carried_out(of: Task, cluster: Any, book: TaskBook) -> Task:
-    source = Listed()
+    source = ListedQueues()
     if not of.ranges:
         of.ranges = await ranges(source, Asked(), of.filters)
     return await Replay(of, source, cluster, book, lambda: 0).run(lambda _: None)
@@ -101,8 +101,8 @@ OFFSETS = [(queue.broker_name, n) for queue in QUEUES for n in range(5, LENGTH) 
 @pytest.mark.parametrize("left", [0, 1, 899, 900, 901, 3000, 4000])
 def test_killed_task_omits_nothing_and_repeats_at_most_one_chunk(tmp_path: Path, left: int) -> None:
     book = TaskBook(tmp_path)
-    first, second = Cluster(left), Cluster(1 << 30)
-    with pytest.raises(Killed):
+    first, second = FailingClient(left), FailingClient(1 << 30)
+    with pytest.raises(KilledCopy):
         asyncio.run(carried_out(task(), first, book))
     done = asyncio.run(carried_out(book.load("r"), second, book))
     assert (done.state, done.left, done.read, done.sent) == ("done", 0, len(OFFSETS), len(OFFSETS))
@@ -115,16 +115,16 @@ def test_killed_task_omits_nothing_and_repeats_at_most_one_chunk(tmp_path: Path,
 def test_failed_task_can_be_resumed(tmp_path: Path) -> None:
     book = TaskBook(tmp_path)
     with pytest.raises(ConnectionResetError):
-        asyncio.run(carried_out(task(), Cluster(10, ConnectionResetError), book))
+        asyncio.run(carried_out(task(), FailingClient(10, ConnectionResetError), book))
     assert book.load("r").state == "failed"
-    assert asyncio.run(carried_out(book.load("r"), Cluster(1 << 30), book)).state == "done"
+    assert asyncio.run(carried_out(book.load("r"), FailingClient(1 << 30), book)).state == "done"
 
 
 def test_dry_run_counts_the_messages_that_are_sent(tmp_path: Path) -> None:
     wanted = task(filters=Filters(tags=("B",), since=1_001, until=1_201))
 
-    async def both() -> tuple[Any, Cluster]:
-        source, cluster = Listed(), Cluster(1 << 30)
+    async def both() -> tuple[Any, FailingClient]:
+        source, cluster = ListedQueues(), FailingClient(1 << 30)
         wanted.ranges = await ranges(source, Asked(first=1_100, end=1_150, broker="b"), wanted.filters)
         counted = await count(source, wanted)
         await carried_out(wanted, cluster, TaskBook(tmp_path))
@@ -137,7 +137,7 @@ def test_dry_run_counts_the_messages_that_are_sent(tmp_path: Path) -> None:
 
 
 def test_cancelled_task_ends_and_missing_target_is_refused(tmp_path: Path) -> None:
-    book, cluster = TaskBook(tmp_path), Cluster(1 << 30)
+    book, cluster = TaskBook(tmp_path), FailingClient(1 << 30)
     book.save(task())
     with book.locked("r"):
         book.cancel("r")
@@ -149,7 +149,7 @@ def test_cancelled_task_ends_and_missing_target_is_refused(tmp_path: Path) -> No
         (Target(topic="other", keeps_queues=True), "has no queue 3"),
     ):
         with pytest.raises(ClientError, match=why):
-            asyncio.run(carried_out(task(target=target), Cluster(0), book))
+            asyncio.run(carried_out(task(target=target), FailingClient(0), book))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_cancelled_task_ends_and_missing_target_is_refused(tmp_path: Path) -> No
 )
 def test_kept_queue_goes_to_one_queue_after_a_resume(tmp_path: Path, brokers: str, expected: list[str]) -> None:
     """Batches that alternate between brokers would lose the order of the queue."""
-    book, first, second = TaskBook(tmp_path), Cluster(2_300), Cluster(1 << 30)
+    book, first, second = TaskBook(tmp_path), FailingClient(2_300), FailingClient(1 << 30)
     first.brokers, second.brokers = brokers, brokers + "f"
-    with pytest.raises(Killed):
+    with pytest.raises(KilledCopy):
         asyncio.run(carried_out(task(target=Target(topic="other", keeps_queues=True)), first, book))
     asyncio.run(carried_out(book.load("r"), second, book))
     into = {q: {MessageQueue("other", to, q.queue_id)} for q, to in zip(QUEUES, expected, strict=True)}
@@ -200,7 +200,7 @@ def test_queue_shorter_than_the_earlier_task_is_an_error() -> None:
     assert told(continued(found(("a", 0, 8)), anew, Asked(), from_first=False)) == {"a": (5, 8)}
 
 
-class ClockSetBack(Listed):
+class ClockSetBack(ListedQueues):
     """Like `Listed`, but the clock was set back twice: times are 5 .. 1004, again 5 .. 1004, then 5 .. 504."""
 
     async def span(self, _queue: MessageQueue, bounds: Bounds, _since: int | None, _until: int | None) -> Bounds:
@@ -213,7 +213,7 @@ class ClockSetBack(Listed):
 
 
 def test_replay_until_a_time_reads_past_later_messages(tmp_path: Path) -> None:
-    wanted, cluster, source = task(filters=Filters(until=105)), Cluster(1 << 30), ClockSetBack()
+    wanted, cluster, source = task(filters=Filters(until=105)), FailingClient(1 << 30), ClockSetBack()
 
     async def both() -> dict[tuple[str, int], Any]:
         wanted.ranges = await ranges(source, Asked(broker="a"), wanted.filters)

@@ -15,7 +15,7 @@ from neve.errors import BrokerError, ClientError, ConnectionFailed, ProtocolErro
 from neve.remoting.codes import ResponseCode
 from tests.histories.links import Links
 from tests.histories.round import LATE, epoch_told
-from tests.histories.servers import BrokerSet, Server
+from tests.histories.servers import FaultyProcess, FaultySet
 from tests.kit.clock.waiting import NotWithin, until, wait_until
 
 
@@ -49,7 +49,7 @@ def test_leader_is_queried_until_an_answer_or_timeout() -> None:
     assert asyncio.run(epoch_told(nobody, 0.05)) == -1
 
 
-class Counted(Server):
+class RecordedProcess(FaultyProcess):
     """A server that does not run and records the calls."""
 
     def __init__(self, done: list[str], directory: Path) -> None:
@@ -63,13 +63,13 @@ class Counted(Server):
         self._done.append("begin")
 
 
-class Forgetful(BrokerSet):
+class ForgetfulSet(FaultySet):
     """A broker set whose controller forgets a member after `may_forget`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, Links(list, random.Random(0)), {})
         self.done: list[str] = []
-        self.servers["a"] = Counted(self.done, directory / "a")
+        self.servers["a"] = RecordedProcess(self.done, directory / "a")
         self.asked, self.may_forget, self.is_needed = asyncio.Event(), asyncio.Event(), False
 
     async def forget(self, member: str) -> bool:
@@ -85,7 +85,7 @@ class Forgetful(BrokerSet):
 async def test_cancelled_replacement_runs_to_its_end(tmp_path: Path) -> None:
     """Otherwise, a member would stay down, or restart with a disk whose id the controller has forgotten."""
 
-    brokers = Forgetful(tmp_path)
+    brokers = ForgetfulSet(tmp_path)
     first = asyncio.create_task(brokers.replace("a", brokers.noted))
     await brokers.asked.wait()
     first.cancel()
@@ -101,7 +101,7 @@ async def test_cancelled_replacement_runs_to_its_end(tmp_path: Path) -> None:
 
 
 async def test_needed_member_restarts_unchanged(tmp_path: Path) -> None:
-    brokers = Forgetful(tmp_path)
+    brokers = ForgetfulSet(tmp_path)
     brokers.is_needed = True
     brokers.may_forget.set()
     assert not await brokers.replace("a", brokers.noted)
@@ -113,7 +113,7 @@ def test_member_is_replaced_only_with_confirmation_of_its_master(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int, is_away: bool
 ) -> None:
     """The log of its master must begin above its own log end."""
-    brokers = BrokerSet(tmp_path, Links(list, random.Random(0)), {})
+    brokers = FaultySet(tmp_path, Links(list, random.Random(0)), {})
     brokers.log_files["a"].mkdir(parents=True)
     (brokers.log_files["a"] / f"{100:020}").touch()
     monkeypatch.setattr(brokers, "_admin", {"b": "127.0.0.1:1"})

@@ -34,7 +34,7 @@ from neve.archive.read.reader import Archive
 from neve.archive.read.verify import verify
 from tests.kit.archive.catalog_state import expiring_keys
 from tests.kit.archive.records import T0, TOPIC
-from tests.kit.archive.sealed_objects import DAY, Log, Sealed
+from tests.kit.archive.sealed_objects import DAY, Sealed, SealedLog
 from tests.kit.store.memory_store import MemoryStore
 from tests.simulation.workers import is_taken_over
 from tests.unit.lifecycle.fakes import FakeWorker, Rig
@@ -167,7 +167,7 @@ def quick(objects: Sequence[Stored], sealed: Sealed) -> list[Stored]:
     return found
 
 
-def stored(log: Log) -> list[Stored]:
+def stored(log: SealedLog) -> list[Stored]:
     found = []
     for path, name in log.inputs:
         key = data_key("", TOPIC, DAY, "b", start=name.start, end=name.end, epoch=1)

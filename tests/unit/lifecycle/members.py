@@ -50,11 +50,11 @@ class MemberHot(FakeHot):
             self.next[topic, queue] = max(self.next.get((topic, queue), 0), offset + 1)
 
 
-class Member:
+class ArchivingMember:
     """A member of the set. It starts as a slave without a known role."""
 
     def __init__(
-        self, broker_set: BrokerSet, directory: Path, *, log_uuid: str = UUID, proof: Proof | None = None
+        self, broker_set: ArchivingSet, directory: Path, *, log_uuid: str = UUID, proof: Proof | None = None
     ) -> None:
         self.set, self.directory, self.log_uuid, self.proof = broker_set, directory, log_uuid, proof
         self.hot = MemberHot(broker_set.clock)
@@ -77,7 +77,7 @@ class Member:
         self.lifecycle.offload.run(roll=True)
 
 
-class BrokerSet:
+class ArchivingSet:
     """Members A and B. `elect` notifies only the elected one; a test demotes the other one explicitly."""
 
     def __init__(self, directory: Path) -> None:
@@ -85,9 +85,9 @@ class BrokerSet:
         self.store = MemoryStore(self.clock)
         self.policy = Policy()
         self.directory, self.master_epoch = directory, 0
-        self.a, self.b = Member(self, directory / "a"), Member(self, directory / "b")
+        self.a, self.b = ArchivingMember(self, directory / "a"), ArchivingMember(self, directory / "b")
 
-    def elect(self, member: Member) -> int:
+    def elect(self, member: ArchivingMember) -> int:
         self.master_epoch += 1
         member.hot.promoted_at = member.hot.tail
         member.journal.become_master(self.master_epoch, member.hot.tail)

@@ -46,7 +46,7 @@ from neve.archive.rows.rebuild import rebuild
 from tests.kit.archive.one_upload import upload_one
 from tests.kit.archive.records import TOPIC
 from tests.kit.archive.rounds import make_round
-from tests.kit.archive.sealed_objects import Log, Sealed
+from tests.kit.archive.sealed_objects import Sealed, SealedLog
 from tests.kit.store.memory_store import MemoryStore
 from tests.unit.lifecycle.compact_rig import (
     FAULTS,
@@ -65,16 +65,16 @@ from tiered.write.segment_writer import GROUP_SIZES
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+def log(tmp_path_factory: pytest.TempPathFactory) -> SealedLog:
     """Return a log of three objects and three queues. The last two queues begin in later objects."""
-    log = Log(tmp_path_factory.mktemp("log"))
+    log = SealedLog(tmp_path_factory.mktemp("log"))
     for counts in ({0: 9}, {0: 6, 1: 5}, {0: 3, 1: 3, 2: 4}):
         log.object_of(counts, GROUP_SIZES)
     return log
 
 
 @pytest.fixture
-def new(tmp_path: Path, log: Log) -> Iterator[Callable[..., CompactRig]]:
+def new(tmp_path: Path, log: SealedLog) -> Iterator[Callable[..., CompactRig]]:
     made: list[CompactRig] = []
 
     def make(policy: Policy | None = None, *, is_quick: bool = False) -> CompactRig:
@@ -92,7 +92,7 @@ def new(tmp_path: Path, log: Log) -> Iterator[Callable[..., CompactRig]]:
 New = Callable[..., CompactRig]
 
 
-def test_compaction_merges_small_objects_and_deletes_inputs_after_grace(new: New, log: Log) -> None:
+def test_compaction_merges_small_objects_and_deletes_inputs_after_grace(new: New, log: SealedLog) -> None:
     rig = new()
     pinned = Archive(rig.store).topic(TOPIC, "b")
     before = [list(map(bytes, pinned.read_raw(queue))) for queue in pinned.queues()]
@@ -131,7 +131,7 @@ def test_compaction_does_not_save_the_names_of_all_topics(new: New, monkeypatch:
     assert [path for path in written if path.name.startswith("identity.")] == []
 
 
-def test_readers_find_each_row_once_at_every_step_of_compaction(new: New, log: Log) -> None:
+def test_readers_find_each_row_once_at_every_step_of_compaction(new: New, log: SealedLog) -> None:
     rig = new()
 
     def look() -> None:
@@ -189,7 +189,7 @@ def calls_of_one(new: New, *, is_quick: bool) -> Counter[str]:
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_compaction_survives_each_fault_of_each_store_call(new: New, log: Log, kind: str, crash: bool) -> None:
+def test_compaction_survives_each_fault_of_each_store_call(new: New, log: SealedLog, kind: str, crash: bool) -> None:
     error, after = FAULTS[kind]
     calls = calls_of_one(new, is_quick=True)
     if error is None:
@@ -217,7 +217,7 @@ def test_compaction_survives_each_fault_of_each_store_call(new: New, log: Log, k
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_compaction_survives_each_fault_of_worker_calls(new: New, log: Log, kind: str, crash: bool) -> None:
+def test_compaction_survives_each_fault_of_worker_calls(new: New, log: SealedLog, kind: str, crash: bool) -> None:
     error, after = FAULTS[kind]
     for verb in ("get_range", "put"):
         if verb == "get_range" and isinstance(error, PreconditionFailed):
@@ -238,7 +238,7 @@ def test_compaction_survives_each_fault_of_worker_calls(new: New, log: Log, kind
 
 
 @pytest.mark.parametrize(("step", "nth"), STEPS)
-def test_compaction_survives_a_crash_at_each_step(new: New, log: Log, step: str, nth: int) -> None:
+def test_compaction_survives_a_crash_at_each_step(new: New, log: SealedLog, step: str, nth: int) -> None:
     rig = new()
     with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
         rig.compact()
@@ -251,7 +251,7 @@ def test_compaction_survives_a_crash_at_each_step(new: New, log: Log, step: str,
 
 
 @pytest.mark.parametrize("step", ["compact.after_intent", "compact.after_upload"])
-def test_open_compaction_is_aborted_after_restart_if_compaction_is_off(new: New, log: Log, step: str) -> None:
+def test_open_compaction_is_aborted_after_restart_if_compaction_is_off(new: New, log: SealedLog, step: str) -> None:
     rig = new()
     with failpoint.armed(step), pytest.raises(FailpointError):
         rig.compact()
@@ -262,7 +262,7 @@ def test_open_compaction_is_aborted_after_restart_if_compaction_is_off(new: New,
     assert [entry.kind for entry in rig.entries(Abort)] == [COMPACT]
 
 
-def test_sweep_deletes_orphan_of_a_crash_between_abort_and_deletion(new: New, log: Log) -> None:
+def test_sweep_deletes_orphan_of_a_crash_between_abort_and_deletion(new: New, log: SealedLog) -> None:
     rig = new()
     with failpoint.armed("compact.after_upload"), pytest.raises(FailpointError):
         rig.compact()
@@ -275,7 +275,7 @@ def test_sweep_deletes_orphan_of_a_crash_between_abort_and_deletion(new: New, lo
     assert rig.data_keys() == {name.key for name in rig.names}
 
 
-def test_worker_failure_after_encoding_leaves_no_object(new: New, log: Log) -> None:
+def test_worker_failure_after_encoding_leaves_no_object(new: New, log: SealedLog) -> None:
     rig = new()
     with failpoint.armed("compact.after_encode"):
         assert rig.compact() == 0
@@ -298,7 +298,7 @@ def while_it_is_made(rig: CompactRig, work: Callable[[], object]) -> None:
     rig.encoder.before = once
 
 
-def test_expiry_during_compaction_is_not_undone(new: New, log: Log) -> None:
+def test_expiry_during_compaction_is_not_undone(new: New, log: SealedLog) -> None:
     rig = new()
     gone = rig.names[0]
     while_it_is_made(
@@ -312,14 +312,14 @@ def test_expiry_during_compaction_is_not_undone(new: New, log: Log) -> None:
     assert rig.data_keys() == {name.key for name in rig.names}
 
 
-def test_minimum_raised_during_compaction_holds(new: New, log: Log) -> None:
+def test_minimum_raised_during_compaction_holds(new: New, log: SealedLog) -> None:
     rig = new()
     while_it_is_made(rig, lambda: rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 12}})))
     assert rig.compact() == 1
     rig.check_rows({at: raw for at, raw in log.sealed.items() if at[0] != 0 or at[1] >= 12})
 
 
-def test_rows_restored_by_unexpire_during_compaction_are_not_lost(new: New, log: Log) -> None:
+def test_rows_restored_by_unexpire_during_compaction_are_not_lost(new: New, log: SealedLog) -> None:
     rig = new()
     rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 5}}))
     while_it_is_made(rig, lambda: rig.journal.append(Unexpire(keys=[], minimums={TOPIC: {0: 0}})))
@@ -335,7 +335,7 @@ def test_rows_restored_by_unexpire_during_compaction_are_not_lost(new: New, log:
     again.check_end(log.sealed)
 
 
-def test_compaction_of_recreated_topic_drops_only_deleted_rows(new: New, log: Log) -> None:
+def test_compaction_of_recreated_topic_drops_only_deleted_rows(new: New, log: SealedLog) -> None:
     rig = new()
     rig.journal.append(Topic(topic=TOPIC, deleted=True, minimums={0: 12, 1: 2, 2: 0}))
     rig.journal.append(Topic(topic=TOPIC, minimums={0: 12, 1: 2, 2: 0}))
@@ -347,7 +347,7 @@ def test_compaction_of_recreated_topic_drops_only_deleted_rows(new: New, log: Lo
     rig.check_end(left)
 
 
-def test_superseded_compactor_is_fenced_and_its_object_deleted(new: New, log: Log) -> None:
+def test_superseded_compactor_is_fenced_and_its_object_deleted(new: New, log: SealedLog) -> None:
     rig = new()
 
     def take_over() -> None:
@@ -364,7 +364,7 @@ def test_superseded_compactor_is_fenced_and_its_object_deleted(new: New, log: Lo
     rig.check_end(log.sealed)
 
 
-def test_replace_of_superseded_compactor_is_refused(new: New, log: Log) -> None:
+def test_replace_of_superseded_compactor_is_refused(new: New, log: SealedLog) -> None:
     """The superseded compactor is refused: its inputs are no longer in the catalog."""
     rig = new()
     second: list[int] = []
@@ -385,7 +385,7 @@ def test_replace_of_superseded_compactor_is_refused(new: New, log: Log) -> None:
     rig.check_end(log.sealed)
 
 
-def test_late_replace_before_its_abort_keeps_the_new_object(new: New, log: Log) -> None:
+def test_late_replace_before_its_abort_keeps_the_new_object(new: New, log: SealedLog) -> None:
     """The request is delayed in the network, its writer times out, and it arrives just before the ABORT."""
     rig = new()
     held: list[tuple[str, bytes]] = []
@@ -409,7 +409,7 @@ def test_late_replace_before_its_abort_keeps_the_new_object(new: New, log: Log) 
 
 
 def test_failed_compaction_is_retried_after_a_delay_or_on_request(
-    new: New, log: Log, monkeypatch: pytest.MonkeyPatch
+    new: New, log: SealedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = new(Policy(compaction=True, grace_ms=0))
     rig.clock.set_wall(1_800_000_000_000)
@@ -433,7 +433,7 @@ def test_failed_compaction_is_retried_after_a_delay_or_on_request(
 
 
 @pytest.mark.parametrize("how", ["etag", "missing"])
-def test_missing_or_altered_output_object_replaces_nothing(new: New, log: Log, how: str) -> None:
+def test_missing_or_altered_output_object_replaces_nothing(new: New, log: SealedLog, how: str) -> None:
     rig = new()
     spoiled: Callable[[str], object] = functools.partial(rig.store.put, data=b"x")
     spoil = rig.store.delete if how == "missing" else spoiled
@@ -443,7 +443,7 @@ def test_missing_or_altered_output_object_replaces_nothing(new: New, log: Log, h
     rig.check_end(log.sealed)
 
 
-def test_catalog_rebuilt_from_objects_finds_each_row_once(new: New, log: Log) -> None:
+def test_catalog_rebuilt_from_objects_finds_each_row_once(new: New, log: SealedLog) -> None:
     """Old, new and uncommitted objects coexist. The format page defines which of them count."""
     rig = new()
     with failpoint.armed("compact.after_upload"), pytest.raises(FailpointError):
@@ -496,7 +496,7 @@ def test_compaction_job_plans_a_topic_only_after_a_change(new: New, monkeypatch:
     assert len(looks) == 3, "somebody asks"
 
 
-def test_stop_does_not_wait_for_a_running_compaction(new: New, log: Log) -> None:
+def test_stop_does_not_wait_for_a_running_compaction(new: New, log: SealedLog) -> None:
     rig = new()
 
     def stop(key: str) -> None:
@@ -512,7 +512,7 @@ def test_stop_does_not_wait_for_a_running_compaction(new: New, log: Log) -> None
     rig.check_rows(log.sealed)
 
 
-def test_round_does_not_wait_for_a_running_compaction(new: New, log: Log, tmp_path: Path) -> None:
+def test_round_does_not_wait_for_a_running_compaction(new: New, log: SealedLog, tmp_path: Path) -> None:
     rig = new()
     made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
     uploaded: list[str] = []
@@ -527,7 +527,7 @@ def test_round_does_not_wait_for_a_running_compaction(new: New, log: Log, tmp_pa
     rig.check_rows(log.sealed)
 
 
-def test_priority_change_restarts_compaction_but_no_upload(new: New, log: Log, tmp_path: Path) -> None:
+def test_priority_change_restarts_compaction_but_no_upload(new: New, log: SealedLog, tmp_path: Path) -> None:
     rig = new()
     made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
     first: list[Worker] = []
@@ -545,7 +545,7 @@ def test_priority_change_restarts_compaction_but_no_upload(new: New, log: Log, t
 
 
 def test_priority_changes_do_not_use_up_the_compaction_retry(
-    new: New, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new: New, log: SealedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uploads change the priority twice during the compaction; then a worker dies once."""
     rig = new()
@@ -570,7 +570,7 @@ def test_priority_changes_do_not_use_up_the_compaction_retry(
     rig.check_rows(log.sealed)
 
 
-def test_worker_timeout_counts_all_uploads_that_share_the_rate(new: New, log: Log, tmp_path: Path) -> None:
+def test_worker_timeout_counts_all_uploads_that_share_the_rate(new: New, log: SealedLog, tmp_path: Path) -> None:
     """A worker within its upload rate is not killed as hanging.
 
     Cases: a round, a compaction, and a compaction that a round joins.

@@ -392,7 +392,7 @@ def test_delta_rs_reads_exact_rows_from_deletion_vector(
 # ---- faults, checked by an independent reader of the log
 
 
-class Follower:
+class DeltaFollower:
     """A reader that applies new versions of the log like a stream: it counts rows of commits with `dataChange`."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -572,7 +572,7 @@ def interrupted_at_each_call(store: MemoryStore, archive: ArchiveAtRandom, what:
         is_through = store.faults[0].times == 1
         store.faults = []
         of_broker(store).run()
-        Follower(store).check(archive)
+        DeltaFollower(store).check(archive)
         assert of_broker(store).run() == 0, "all is told"
         if is_through:
             return calls
@@ -595,7 +595,7 @@ def test_unexpire_restores_rows_of_a_visible_object(tmp_path: Path) -> None:
         job.run()
         archive.append(entry)
     job.run()
-    Follower(store).check(archive)
+    DeltaFollower(store).check(archive)
 
 
 def test_two_processes_publish_each_journal_entry_once(tmp_path: Path) -> None:
@@ -620,7 +620,7 @@ def test_two_processes_publish_each_journal_entry_once(tmp_path: Path) -> None:
         slow.run()
         is_through = store.on_call is not None
         store.on_call = None
-        archive_checked = Follower(store)
+        archive_checked = DeltaFollower(store)
         archive_checked.check(archive)
         slow.run()
         slow.run()
@@ -639,7 +639,7 @@ def test_concurrent_brokers_take_one_version_each(tmp_path: Path) -> None:
         two.commit()
     store.before_first("put", lambda key: of_broker(store, "c").run(), match="_delta_log")
     of_broker(store, "b").run()
-    follower = Follower(store)
+    follower = DeltaFollower(store)
     follower.check(one)
     follower.check(two)
     of_broker(store, "c").run()
@@ -651,7 +651,7 @@ def test_delta_log_is_deleted_below_old_checkpoints(tmp_path: Path, monkeypatch:
     clock = ManualClock(T0)
     store = MemoryStore(clock)
     archive = ArchiveAtRandom(store, "b", tmp_path / "log", 4)
-    follower = Follower(store)
+    follower = DeltaFollower(store)
     job = DeltaTables(OfBroker(store, "b"), Rules, clock, clock.now_ms)
     for _ in range(40):
         archive.step()

@@ -48,7 +48,7 @@ from neve.remoting.names import SCHEDULE_TOPIC
 from tests.kit.archive.catalog_state import expiring_keys
 from tests.kit.archive.checkpoints import restored
 from tests.kit.archive.records import TOPIC, record
-from tests.kit.archive.sealed_objects import DAY, Log, Sealed
+from tests.kit.archive.sealed_objects import DAY, Sealed, SealedLog
 from tests.unit.lifecycle.compact_rig import (
     FAULTS,
     HOUR,
@@ -74,7 +74,7 @@ KEY = "who-is-meant"
 MEANT = {(0, 3), (0, 8), (0, 12), (0, 13), (1, 0), *((3, at) for at in range(4))}
 
 
-class KeyedLog(Log):
+class KeyedLog(SealedLog):
     """A log in which some messages have the key and others only contain its text."""
 
     def record(self, queue: int, at: int) -> bytes:
@@ -157,7 +157,7 @@ New = Callable[..., EraseRig]
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+def log(tmp_path_factory: pytest.TempPathFactory) -> SealedLog:
     log = KeyedLog(tmp_path_factory.mktemp("log"))
     for counts in ({0: 9}, {0: 6, 1: 5}, {1: 3, 2: 4}, {3: 4}):
         log.object_of(counts, GROUP_SIZES)
@@ -165,12 +165,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
 
 
 @pytest.fixture
-def rest(log: Log) -> Sealed:
+def rest(log: SealedLog) -> Sealed:
     return {place: raw for place, raw in log.sealed.items() if place not in MEANT}
 
 
 @pytest.fixture
-def new(tmp_path: Path, log: Log) -> Iterator[New]:
+def new(tmp_path: Path, log: SealedLog) -> Iterator[New]:
     made: list[EraseRig] = []
 
     def make(policy: Policy | None = None, *, is_quick: bool = False, first: int = 4) -> EraseRig:
@@ -189,7 +189,7 @@ def new(tmp_path: Path, log: Log) -> Iterator[New]:
         rig.encoder.close()
 
 
-def test_erasure_deletes_exactly_the_messages_with_the_key(new: New, log: Log, rest: Sealed) -> None:
+def test_erasure_deletes_exactly_the_messages_with_the_key(new: New, log: SealedLog, rest: Sealed) -> None:
     rig = new()
     pinned = Archive(rig.store).topic(TOPIC, "b")
     seen: list[dict[str, Any]] = []
@@ -216,7 +216,7 @@ def test_erasure_deletes_exactly_the_messages_with_the_key(new: New, log: Log, r
     assert rig.erase(erase_id=told["id"])["remains"]["objects"] == []
 
 
-def test_erased_offsets_become_gaps_that_name_the_erasure(new: New, log: Log) -> None:
+def test_erased_offsets_become_gaps_that_name_the_erasure(new: New, log: SealedLog) -> None:
     rig = new()
     told = rig.erase()
     for queue in range(4):
@@ -228,7 +228,7 @@ def test_erased_offsets_become_gaps_that_name_the_erasure(new: New, log: Log) ->
     assert verify(rig.journal.catalog, rig.store, deep=True).problems == []
 
 
-def test_readers_find_other_rows_once_at_every_step_of_erasure(new: New, log: Log) -> None:
+def test_readers_find_other_rows_once_at_every_step_of_erasure(new: New, log: SealedLog) -> None:
     rig = new()
     with rig.store.looked_at(lambda: rig.check_others(log.sealed)) as looks:
         rig.erase()
@@ -247,7 +247,7 @@ def test_erasure_dry_run_writes_nothing(new: New) -> None:
 
 
 @pytest.mark.parametrize("key", ["U0-7", "U2-3"])
-def test_erasure_by_unique_key_deletes_one_message(new: New, log: Log, key: str) -> None:
+def test_erasure_by_unique_key_deletes_one_message(new: New, log: SealedLog, key: str) -> None:
     rig = new()
     assert rig.lifecycle.erase.now(Wanted(TOPIC, key))["rows"] == 1
     place = tuple(map(int, key[1:].split("-")))
@@ -271,7 +271,7 @@ def calls_of_one(new: New) -> Counter[str]:
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", list(FAULTS))
 def test_erasure_survives_each_fault_of_each_store_call(
-    new: New, log: Log, rest: Sealed, kind: str, crash: bool
+    new: New, log: SealedLog, rest: Sealed, kind: str, crash: bool
 ) -> None:
     error, after = FAULTS[kind]
     calls = calls_of_one(new)
@@ -300,7 +300,7 @@ def test_erasure_survives_each_fault_of_each_store_call(
 
 
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_erasure_survives_each_fault_of_worker_calls(new: New, log: Log, rest: Sealed, kind: str) -> None:
+def test_erasure_survives_each_fault_of_worker_calls(new: New, log: SealedLog, rest: Sealed, kind: str) -> None:
     error, after = FAULTS[kind]
     for verb in ("get_range", "put"):
         if verb == "get_range" and isinstance(error, PreconditionFailed):
@@ -320,7 +320,7 @@ def test_erasure_survives_each_fault_of_worker_calls(new: New, log: Log, rest: S
 
 
 @pytest.mark.parametrize(("step", "nth"), STEPS)
-def test_erasure_survives_a_crash_at_each_step(new: New, log: Log, rest: Sealed, step: str, nth: int) -> None:
+def test_erasure_survives_a_crash_at_each_step(new: New, log: SealedLog, rest: Sealed, step: str, nth: int) -> None:
     rig = new()
     with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
         rig.erase()
@@ -333,7 +333,7 @@ def test_erasure_survives_a_crash_at_each_step(new: New, log: Log, rest: Sealed,
 
 
 @pytest.mark.parametrize("step", ["compact.after_intent", "compact.after_upload"])
-def test_open_erasure_rewrite_is_aborted_after_restart(new: New, log: Log, step: str) -> None:
+def test_open_erasure_rewrite_is_aborted_after_restart(new: New, log: SealedLog, step: str) -> None:
     rig = new()
     with failpoint.armed(step), pytest.raises(FailpointError):
         rig.erase()
@@ -355,7 +355,7 @@ def once_between(rig: EraseRig, work: Callable[[], object]) -> None:
     rig.store.before_first("put", lambda _: work(), match="topic=")
 
 
-def test_superseded_broker_cannot_erase(new: New, log: Log, rest: Sealed) -> None:
+def test_superseded_broker_cannot_erase(new: New, log: SealedLog, rest: Sealed) -> None:
     rig = new(is_quick=True)
     once_between(rig, lambda: rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid).attach(0))
     with pytest.raises(Fenced):
@@ -367,7 +367,7 @@ def test_superseded_broker_cannot_erase(new: New, log: Log, rest: Sealed) -> Non
     rig.check_end(rest)
 
 
-def test_erasure_searches_objects_compacted_in_the_meantime(new: New, log: Log, rest: Sealed) -> None:
+def test_erasure_searches_objects_compacted_in_the_meantime(new: New, log: SealedLog, rest: Sealed) -> None:
     rig = new(is_quick=True)
     once_between(rig, rig.compact)
     told = rig.erase()
@@ -377,7 +377,7 @@ def test_erasure_searches_objects_compacted_in_the_meantime(new: New, log: Log, 
     rig.check_end(rest)
 
 
-def test_compaction_after_erasure_keeps_rows_erased(new: New, log: Log, rest: Sealed) -> None:
+def test_compaction_after_erasure_keeps_rows_erased(new: New, log: SealedLog, rest: Sealed) -> None:
     rig = new()
     rig.erase()
     assert rig.compact() >= 1
@@ -387,7 +387,7 @@ def test_compaction_after_erasure_keeps_rows_erased(new: New, log: Log, rest: Se
     rig.check_end(rest)
 
 
-def test_expiry_during_erasure_is_not_undone(new: New, log: Log) -> None:
+def test_expiry_during_erasure_is_not_undone(new: New, log: SealedLog) -> None:
     rig = new(is_quick=True)
     gone = rig.names[0]
     once_between(
@@ -400,7 +400,7 @@ def test_expiry_during_erasure_is_not_undone(new: New, log: Log) -> None:
     rig.check_rows(left)
 
 
-def test_unexpire_restores_no_object_with_erased_rows(new: New, log: Log) -> None:
+def test_unexpire_restores_no_object_with_erased_rows(new: New, log: SealedLog) -> None:
     """All rows expired by a wrong clock. Then the key is erased, then the expiry is undone."""
     rig = new()
     minimums = {TOPIC: {0: 15, 1: 5}}
@@ -429,7 +429,7 @@ def between_look_and_entry(rig: EraseRig, monkeypatch: pytest.MonkeyPatch, work:
 
 
 def test_unexpire_during_erasure_loses_no_other_message(
-    new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
+    new: New, log: SealedLog, rest: Sealed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = new()
     expire = Expire(keys=[rig.names[0].key], delete_after_ms=rig.clock.now_ms() + HOUR, minimums={TOPIC: {0: 9}})
@@ -443,7 +443,7 @@ def test_unexpire_during_erasure_loses_no_other_message(
 
 
 def test_erasure_searches_object_after_each_expiry_and_unexpire(
-    new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
+    new: New, log: SealedLog, rest: Sealed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = new(is_quick=True)
     keys = [rig.names[0].key]
@@ -461,7 +461,7 @@ def test_erasure_searches_object_after_each_expiry_and_unexpire(
 
 
 def test_erasure_searches_a_single_restored_object_again(
-    new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
+    new: New, log: SealedLog, rest: Sealed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = new(first=1)
     of_it = {place: raw for place, raw in rest.items() if place in {(0, at) for at in range(9)}}
@@ -473,7 +473,7 @@ def test_erasure_searches_a_single_restored_object_again(
     rig.check_rows(of_it)
 
 
-def test_erase_entry_that_would_lose_a_visible_row_is_not_written(new: New, log: Log) -> None:
+def test_erase_entry_that_would_lose_a_visible_row_is_not_written(new: New, log: SealedLog) -> None:
     rig = new()
     of_it: dict[str, Any] = {"id": "e1.1", "old": [rig.names[0].key], "new": [], "delete_after_ms": 0}
     for rows in ([], [(TOPIC, 0, 0, 7)], [(TOPIC, 0, 1, 8)], [("another", 0, 0, 8)]):
@@ -487,7 +487,7 @@ def test_erase_entry_that_would_lose_a_visible_row_is_not_written(new: New, log:
 
 @pytest.mark.parametrize("expired", [False, True])
 def test_erasure_that_would_lose_rows_is_aborted_and_reported(
-    new: New, log: Log, monkeypatch: pytest.MonkeyPatch, expired: bool
+    new: New, log: SealedLog, monkeypatch: pytest.MonkeyPatch, expired: bool
 ) -> None:
     rig = new(first=2)
     keys = [name.key for name in rig.names]
@@ -504,7 +504,7 @@ def test_erasure_that_would_lose_rows_is_aborted_and_reported(
     assert len(rig.entries(Abort)) == (0 if expired else 2)
 
 
-def test_unexpire_skips_old_object_after_its_compacted_copy_is_deleted(new: New, log: Log) -> None:
+def test_unexpire_skips_old_object_after_its_compacted_copy_is_deleted(new: New, log: SealedLog) -> None:
     """The row was below the minimum of its queue when its object was compacted."""
     rig = new(is_quick=True)
     old = rig.names[0]
@@ -522,7 +522,7 @@ def test_unexpire_skips_old_object_after_its_compacted_copy_is_deleted(new: New,
     assert old.key not in {name.key for name in rig.journal.catalog.objects()}
 
 
-def test_erasure_without_grace_deletes_objects_before_certificate(new: New, log: Log, rest: Sealed) -> None:
+def test_erasure_without_grace_deletes_objects_before_certificate(new: New, log: SealedLog, rest: Sealed) -> None:
     rig = new()
     rig.lifecycle.compact.now()
     told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
@@ -533,7 +533,7 @@ def test_erasure_without_grace_deletes_objects_before_certificate(new: New, log:
     rig.check_end(rest)
 
 
-def test_damaged_object_is_reported_and_others_are_erased(new: New, log: Log) -> None:
+def test_damaged_object_is_reported_and_others_are_erased(new: New, log: SealedLog) -> None:
     rig = new()
     key = rig.names[0].key
     rig.store.put(key, b"x" * rig.names[0].size)
@@ -577,7 +577,7 @@ def test_undecidable_rows_are_reported_with_their_object(new: New, monkeypatch: 
     assert left.key != rig.names[0].key
 
 
-def test_object_deleted_during_its_search_is_ignored(new: New, log: Log, rest: Sealed) -> None:
+def test_object_deleted_during_its_search_is_ignored(new: New, log: SealedLog, rest: Sealed) -> None:
     rig = new(is_quick=True)
     rig.erase()
 
@@ -824,7 +824,7 @@ def test_long_search_reports_progress(new: New) -> None:
         assert [item["objects"] for item in seen if item["event"] == "searched"] == [3]
 
 
-def test_checkpoint_preserves_erasures(new: New, log: Log) -> None:
+def test_checkpoint_preserves_erasures(new: New, log: SealedLog) -> None:
     rig = new()
     told = rig.erase()
     catalog = rig.journal.catalog
@@ -841,7 +841,7 @@ def test_checkpoint_preserves_erasures(new: New, log: Log) -> None:
     assert erased_of(again.gaps(), told["id"]) == erased_of(catalog.gaps(), told["id"]) != []
 
 
-def test_caches_drop_erased_objects_after_their_deletion(new: New, log: Log) -> None:
+def test_caches_drop_erased_objects_after_their_deletion(new: New, log: SealedLog) -> None:
     rig = new()
     forgotten: list[str] = []
 

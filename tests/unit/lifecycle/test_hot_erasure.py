@@ -11,7 +11,7 @@ from lifecycle.hot_store import Hidden
 from lifecycle.retention import Policy
 from neve.archive.format.journal import ERASED, Expire, Gap
 from tests.unit.lifecycle.fakes import Rig
-from tests.unit.lifecycle.members import BrokerSet
+from tests.unit.lifecycle.members import ArchivingSet
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_copied_log_hides_no_offset_that_may_be_reused(rig: Rig) -> None:
 
 
 def test_slave_hides_erased_rows_after_it_follows_the_journal(tmp_path: Path) -> None:
-    both = BrokerSet(tmp_path)
+    both = ArchivingSet(tmp_path)
     both.a.hot.put("a", 0, 9)
     both.replicate()
     both.elect(both.a)

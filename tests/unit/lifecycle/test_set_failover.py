@@ -22,7 +22,7 @@ from neve.archive.format.journal import Abort, Epoch, Intent, NewerFormat, Plann
 from neve.archive.format.keys import journal_key, pack_key
 from tests.kit.archive.catalog_state import state_of
 from tests.unit.lifecycle.fakes import RECORD, SEGMENT, STEPS, Rig
-from tests.unit.lifecycle.members import UUID, BrokerSet, Member
+from tests.unit.lifecycle.members import UUID, ArchivingMember, ArchivingSet
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster
 from tiered.journal.state import State
 
@@ -30,9 +30,9 @@ WRITES = [step for step in STEPS if "evict" not in step]
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> BrokerSet:
+def both(tmp_path: Path) -> ArchivingSet:
     """Return a set in which A is master in epoch 1 and B has the same log."""
-    made = BrokerSet(tmp_path)
+    made = ArchivingSet(tmp_path)
     made.elect(made.a)
     made.a.hot.put("a", 0, 7)
     made.a.hot.put("b", 0, 5)
@@ -41,14 +41,14 @@ def both(tmp_path: Path) -> BrokerSet:
     return made
 
 
-def check_whole(both: BrokerSet) -> None:
+def check_whole(both: ArchivingSet) -> None:
     assert (both.check_tiles("a", 0), both.check_tiles("b", 0), both.check_tiles("a", 1)) == (9, 5, 9)
     assert both.catalog.rounds.open_intents() == {}
     data = {key for key in both.store.objects if key.startswith("topic=")}
     assert data == {name.key for name in both.catalog.objects()}, "an object that nobody vouches for"
 
 
-def entries(both: BrokerSet) -> list[object]:
+def entries(both: ArchivingSet) -> list[object]:
     catalog = both.catalog
     return [decode_entry(both.store.objects[journal_key("", "b", seq)][0]) for seq in range(catalog.next_seq)]
 
@@ -58,7 +58,7 @@ def entries(both: BrokerSet) -> list[object]:
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", WRITES)
-def test_next_master_completes_the_round_of_a_dead_one(both: BrokerSet, step: str, nth: int) -> None:
+def test_next_master_completes_the_round_of_a_dead_one(both: ArchivingSet, step: str, nth: int) -> None:
     with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
         both.a.offload()
         both.a.hot.put("a", 0, 1)
@@ -73,7 +73,7 @@ def test_next_master_completes_the_round_of_a_dead_one(both: BrokerSet, step: st
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("step", WRITES)
-def test_deposed_master_that_resumes_in_any_step_changes_nothing(both: BrokerSet, step: str, nth: int) -> None:
+def test_deposed_master_that_resumes_in_any_step_changes_nothing(both: ArchivingSet, step: str, nth: int) -> None:
     """The master is suspended in the step while another one is elected and archives everything, and then resumes."""
     before = both.b.hot.copy
 
@@ -107,8 +107,8 @@ def test_deposed_master_that_resumes_in_any_step_changes_nothing(both: BrokerSet
 
 
 @pytest.mark.parametrize("step", WRITES)
-def test_both_members_archive_identical_objects(both: BrokerSet, step: str, tmp_path: Path) -> None:
-    alone = BrokerSet(tmp_path / "alone")
+def test_both_members_archive_identical_objects(both: ArchivingSet, step: str, tmp_path: Path) -> None:
+    alone = ArchivingSet(tmp_path / "alone")
     alone.elect(alone.a)
     alone.a.hot.copy(both.a.hot)
     alone.a.offload()
@@ -117,13 +117,13 @@ def test_both_members_archive_identical_objects(both: BrokerSet, step: str, tmp_
     both.elect(both.b)
     both.b.offload()
 
-    def content(of: BrokerSet) -> dict[tuple[str, int, int], bytes]:
+    def content(of: ArchivingSet) -> dict[tuple[str, int, int], bytes]:
         return {(name.topic, name.start, name.end): of.store.objects[name.key][0] for name in of.catalog.objects()}
 
     assert content(both) == content(alone)
 
 
-def test_late_upload_is_adopted_if_identical_and_aborted_otherwise(both: BrokerSet) -> None:
+def test_late_upload_is_adopted_if_identical_and_aborted_otherwise(both: ArchivingSet) -> None:
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
     (names,) = both.catalog.rounds.open_intents().values()
@@ -139,7 +139,7 @@ def test_late_upload_is_adopted_if_identical_and_aborted_otherwise(both: BrokerS
     assert (both.check_tiles("a", 0), both.check_tiles("a", 1), both.check_tiles("b", 0)) == (7, 9, 5)
 
 
-def test_aborted_name_is_retried_in_a_new_journal_epoch(both: BrokerSet) -> None:
+def test_aborted_name_is_retried_in_a_new_journal_epoch(both: ArchivingSet) -> None:
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
     (names,) = both.catalog.rounds.open_intents().values()
@@ -152,7 +152,7 @@ def test_aborted_name_is_retried_in_a_new_journal_epoch(both: BrokerSet) -> None
     assert said == [1, 1]
 
 
-def test_round_planned_before_a_reelection_appends_nothing(both: BrokerSet) -> None:
+def test_round_planned_before_a_reelection_appends_nothing(both: ArchivingSet) -> None:
     """A is deposed, truncated and elected again while one of its rounds is suspended between plan and INTENT."""
 
     def failover(_: str) -> None:
@@ -174,7 +174,7 @@ def test_round_planned_before_a_reelection_appends_nothing(both: BrokerSet) -> N
 # ---- the fence
 
 
-def test_archive_ownership_is_proven_once_per_term(both: BrokerSet, tmp_path: Path) -> None:
+def test_archive_ownership_is_proven_once_per_term(both: ArchivingSet, tmp_path: Path) -> None:
     """The proof reads the whole range of an object under the lock of the journal, so it must be rare."""
     proved: list[int] = []
 
@@ -183,7 +183,7 @@ def test_archive_ownership_is_proven_once_per_term(both: BrokerSet, tmp_path: Pa
         return True
 
     both.a.offload()
-    member = Member(both, tmp_path / "c", log_uuid="another name", proof=prove)
+    member = ArchivingMember(both, tmp_path / "c", log_uuid="another name", proof=prove)
     member.hot.copy(both.a.hot)
     for reign in (1, 2):
         both.elect(member)
@@ -196,10 +196,10 @@ def test_archive_ownership_is_proven_once_per_term(both: BrokerSet, tmp_path: Pa
 
 
 def test_log_name_set_during_a_save_is_not_lost(
-    both: BrokerSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    both: ArchivingSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     both.a.offload()
-    journal = Member(both, tmp_path / "c", log_uuid="its own").journal
+    journal = ArchivingMember(both, tmp_path / "c", log_uuid="its own").journal
     journal.log_name.set_by_master("a former master's")
     with monkeypatch.context() as patch:
         patch.setattr(journal._known, "save", lambda epoch: journal.log_name.set_by_master(UUID))
@@ -209,17 +209,17 @@ def test_log_name_set_during_a_save_is_not_lost(
     assert journal.log_uuid == UUID
 
 
-def test_new_master_reports_log_name_of_former_master(both: BrokerSet, tmp_path: Path) -> None:
-    member = Member(both, tmp_path / "c", log_uuid="its own")
+def test_new_master_reports_log_name_of_former_master(both: ArchivingSet, tmp_path: Path) -> None:
+    member = ArchivingMember(both, tmp_path / "c", log_uuid="its own")
     member.journal.log_name.set_by_master(UUID)
     both.elect(member)  # no job has read the store yet
     assert member.journal.log_uuid == UUID
-    again = Member(both, tmp_path / "c", log_uuid="its own")
+    again = ArchivingMember(both, tmp_path / "c", log_uuid="its own")
     again.journal.log_name.set_by_earlier_process(UUID)
     assert again.journal.log_uuid == UUID
 
 
-def test_log_name_of_archive_overrides_the_masters(both: BrokerSet) -> None:
+def test_log_name_of_archive_overrides_the_masters(both: ArchivingSet) -> None:
     both.a.offload()
     both.b.journal.follow()
     both.b.journal.log_name.set_by_master("the master's own")
@@ -227,7 +227,7 @@ def test_log_name_of_archive_overrides_the_masters(both: BrokerSet) -> None:
     assert both.b.journal.log_uuid == UUID
 
 
-def test_master_with_a_lower_epoch_is_deposed(both: BrokerSet) -> None:
+def test_master_with_a_lower_epoch_is_deposed(both: ArchivingSet) -> None:
     both.a.offload()
     both.replicate()
     both.elect(both.b)
@@ -241,7 +241,7 @@ def test_master_with_a_lower_epoch_is_deposed(both: BrokerSet) -> None:
     assert said == [1, 2]
 
 
-def test_concurrent_epoch_of_a_superseded_master_is_fenced(both: BrokerSet) -> None:
+def test_concurrent_epoch_of_a_superseded_master_is_fenced(both: ArchivingSet) -> None:
     """A later master may write its EPOCH between this master's read of the journal and its PUT."""
     both.a.journal.become_slave()
     both.elect(both.a)
@@ -258,7 +258,7 @@ def test_concurrent_epoch_of_a_superseded_master_is_fenced(both: BrokerSet) -> N
     assert said == [later]
 
 
-def test_deposed_master_follows_as_slave_and_leads_when_reelected(both: BrokerSet) -> None:
+def test_deposed_master_follows_as_slave_and_leads_when_reelected(both: ArchivingSet) -> None:
     both.a.offload()
     both.replicate()
     both.elect(both.b)
@@ -277,7 +277,7 @@ def test_deposed_master_follows_as_slave_and_leads_when_reelected(both: BrokerSe
         both.b.offload()
 
 
-def test_standalone_broker_does_not_take_over_the_archive_of_a_set(both: BrokerSet) -> None:
+def test_standalone_broker_does_not_take_over_the_archive_of_a_set(both: ArchivingSet) -> None:
     both.a.offload()
     written = dict(both.store.objects)
     alone = Rig.__new__(Rig)
@@ -292,10 +292,10 @@ def test_set_continues_the_archive_of_its_first_broker(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "a", log_uuid="of the first")
     rig.hot.put("a", 0, 7)
     rig.offload()
-    both = BrokerSet.__new__(BrokerSet)
+    both = ArchivingSet.__new__(ArchivingSet)
     both.clock, both.store, both.policy = rig.clock, rig.store, Policy()
     both.directory, both.master_epoch = tmp_path, 0
-    both.a = Member(both, tmp_path / "a", log_uuid="of the first")
+    both.a = ArchivingMember(both, tmp_path / "a", log_uuid="of the first")
     both.a.hot.copy(rig.hot)
     both.elect(both.a)
     both.a.hot.put("a", 0, 3)
@@ -308,7 +308,7 @@ def test_set_continues_the_archive_of_its_first_broker(tmp_path: Path) -> None:
 # ---- no entry covers unconfirmed records
 
 
-def test_no_gap_is_recorded_above_the_confirmed_offset(both: BrokerSet) -> None:
+def test_no_gap_is_recorded_above_the_confirmed_offset(both: ArchivingSet) -> None:
     """Records that B had at its promotion are not confirmed at once. Its rounds end at the confirmed offset."""
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
@@ -322,7 +322,7 @@ def test_no_gap_is_recorded_above_the_confirmed_offset(both: BrokerSet) -> None:
     assert (both.check_tiles("a", 0), both.check_tiles("a", 1), both.check_tiles("b", 0)) == (7, 9, 5)
 
 
-def test_round_ends_at_the_archivable_limit(both: BrokerSet) -> None:
+def test_round_ends_at_the_archivable_limit(both: ArchivingSet) -> None:
     both.a.hot.archivable = 8 * RECORD
     both.a.hot.put("a", 0, 1)
     both.a.lifecycle.offload.run(roll=True)
@@ -337,7 +337,7 @@ def test_round_ends_at_the_archivable_limit(both: BrokerSet) -> None:
     assert (both.check_tiles("a", 0), both.check_tiles("b", 0)) == (8, 5)
 
 
-def test_lost_intent_reserves_no_offsets_after_a_reelection(both: BrokerSet) -> None:
+def test_lost_intent_reserves_no_offsets_after_a_reelection(both: ArchivingSet) -> None:
     """B reused the offsets that A had planned. A must neither skip them nor hide the messages of B."""
     both.store.fail("put", StoreUnavailable("503"), match="journal", skip=1)
     with pytest.raises(StoreUnavailable):
@@ -358,7 +358,7 @@ def test_lost_intent_reserves_no_offsets_after_a_reelection(both: BrokerSet) -> 
 # ---- a slave
 
 
-def test_slave_appends_no_journal_entry(both: BrokerSet) -> None:
+def test_slave_appends_no_journal_entry(both: ArchivingSet) -> None:
     both.a.offload()
     written = dict(both.store.objects)
     for job in (
@@ -377,7 +377,7 @@ def test_slave_appends_no_journal_entry(both: BrokerSet) -> None:
     assert both.b.lifecycle.status()["archive"] == "following"
 
 
-def test_slave_evicts_only_archived_segments(both: BrokerSet) -> None:
+def test_slave_evicts_only_archived_segments(both: ArchivingSet) -> None:
     both.a.offload()
     both.a.hot.put("a", 0, SEGMENT // RECORD)
     both.replicate()
@@ -395,9 +395,9 @@ def test_slave_evicts_only_archived_segments(both: BrokerSet) -> None:
     assert both.b.hot.evicted == left, "something waits in it"
 
 
-def test_slave_evicts_nothing_if_store_is_unavailable_or_of_another_log(both: BrokerSet, tmp_path: Path) -> None:
+def test_slave_evicts_nothing_if_store_is_unavailable_or_of_another_log(both: ArchivingSet, tmp_path: Path) -> None:
     both.a.offload()
-    stranger = Member(both, tmp_path / "c", log_uuid="staging")
+    stranger = ArchivingMember(both, tmp_path / "c", log_uuid="staging")
     stranger.hot.copy(both.a.hot)
     for member in (stranger, both.b):
         member.hot.disk = 0.9
@@ -410,7 +410,7 @@ def test_slave_evicts_nothing_if_store_is_unavailable_or_of_another_log(both: Br
     assert stranger.hot.evicted == both.b.hot.evicted == []
 
 
-def test_slave_hides_rows_expired_by_its_master(both: BrokerSet) -> None:
+def test_slave_hides_rows_expired_by_its_master(both: ArchivingSet) -> None:
     both.policy = Policy(ttl_hours=lambda topic: 1 if topic == "b" else None)
     both.a.offload()
     both.clock.advance(2 * 3_600_000)
@@ -420,7 +420,7 @@ def test_slave_hides_rows_expired_by_its_master(both: BrokerSet) -> None:
     assert both.b.lifecycle.expire.run()["raised"] == 0
 
 
-def counted(both: BrokerSet, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def counted(both: ArchivingSet, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the calls of this method of A's hot log. Each call is a hop to the event loop of the broker."""
     asked, ask = list[str](), getattr(both.a.hot, name)
 
@@ -433,7 +433,7 @@ def counted(both: BrokerSet, name: str, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 def test_eviction_frontier_cost_is_independent_of_segment_count(
-    both: BrokerSet, monkeypatch: pytest.MonkeyPatch
+    both: ArchivingSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = counted(both, "confirmed_range", monkeypatch)
     costs = list[int]()
@@ -447,7 +447,7 @@ def test_eviction_frontier_cost_is_independent_of_segment_count(
     assert costs[0] == costs[1]
 
 
-def test_copy_of_an_apache_master_has_no_eviction_frontier(both: BrokerSet) -> None:
+def test_copy_of_an_apache_master_has_no_eviction_frontier(both: ArchivingSet) -> None:
     member = both.a
     lifecycle = ArchiveLifecycle(
         member.hot, member.journal, member.worker, lambda: both.policy, both.clock, SafeClock(both.clock),
@@ -460,7 +460,7 @@ def test_copy_of_an_apache_master_has_no_eviction_frontier(both: BrokerSet) -> N
 
 
 def test_ttl_finds_its_archivable_limit_without_reading_entries(
-    both: BrokerSet, monkeypatch: pytest.MonkeyPatch
+    both: ArchivingSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both.policy = Policy(ttl_hours=lambda topic: 1)
     both.clock.advance(2 * 3_600_000)
@@ -469,7 +469,7 @@ def test_ttl_finds_its_archivable_limit_without_reading_entries(
     assert asked == []
 
 
-def test_ttl_records_minimums_only_below_the_archivable_limit(both: BrokerSet) -> None:
+def test_ttl_records_minimums_only_below_the_archivable_limit(both: ArchivingSet) -> None:
     both.policy = Policy(ttl_hours=lambda topic: 1)
     both.a.hot.archivable = 9 * RECORD
     both.clock.advance(2 * 3_600_000)
@@ -479,7 +479,7 @@ def test_ttl_records_minimums_only_below_the_archivable_limit(both: BrokerSet) -
     assert (both.a.hot.min_offset("b", 0), both.a.hot.min_offset("a", 1)) == (2, 0)
 
 
-def test_slave_truncates_its_journal_copy_at_checkpoints(both: BrokerSet) -> None:
+def test_slave_truncates_its_journal_copy_at_checkpoints(both: ArchivingSet) -> None:
     both.a.journal._checkpoints.period = 4
     sizes = []
     for _ in range(12):
@@ -499,7 +499,7 @@ def test_slave_truncates_its_journal_copy_at_checkpoints(both: BrokerSet) -> Non
     assert both.check_tiles("a", 0) == 19
 
 
-def test_slave_refuses_a_journal_of_a_newer_format(both: BrokerSet) -> None:
+def test_slave_refuses_a_journal_of_a_newer_format(both: ArchivingSet) -> None:
     both.a.journal.ensure_online()
     both.b.journal.follow()
     key = journal_key("", "b", both.catalog.next_seq)
@@ -512,7 +512,7 @@ def test_slave_refuses_a_journal_of_a_newer_format(both: BrokerSet) -> None:
 # ---- the state slots
 
 
-def test_reelected_master_does_not_overwrite_the_newest_state(both: BrokerSet) -> None:
+def test_reelected_master_does_not_overwrite_the_newest_state(both: ArchivingSet) -> None:
     def state(offset: int) -> BrokerState:
         return BrokerState(broker="b", log_end=offset, queues={"a": {0: offset}})
 
@@ -538,7 +538,7 @@ def test_reelected_master_does_not_overwrite_the_newest_state(both: BrokerSet) -
     assert (found.log_end, found.log_uuid) == (3, both.a.log_uuid), "the newest was the other slot"
 
 
-def test_next_master_knows_the_names_of_a_late_intent(both: BrokerSet) -> None:
+def test_next_master_knows_the_names_of_a_late_intent(both: ArchivingSet) -> None:
     """A late INTENT before the new EPOCH covers confirmed records, so the next master completes it."""
     both.b.journal.follow()
     name = PlannedObject("topic=a/dt=1970-01-01/broker=b/x-e1.parquet", "a", "1970-01-01", 0, 1000, {0: (0, 6)})
@@ -555,7 +555,7 @@ def test_next_master_knows_the_names_of_a_late_intent(both: BrokerSet) -> None:
     assert [type(entry) for entry in entries(both)] == [Epoch, Intent, Epoch]
 
 
-def test_checkpoints_of_alternating_masters_give_the_same_catalog(both: BrokerSet) -> None:
+def test_checkpoints_of_alternating_masters_give_the_same_catalog(both: ArchivingSet) -> None:
     """Each checkpoint refers to packs of the previous one; a new master refers to no pack that it has not read."""
     masters = (both.a, both.b)
     leads, kept = both.a, set[str]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,26 +12,11 @@ from infra.disk.filesystem import RealDisk
 from namesrv import kv_config_manager
 from namesrv.kv_config_manager import KvConfigManager
 from neve.errors import BrokerError
-
-
-class SlowDisk(RealDisk):
-    """A disk whose first write waits for `go`, and that detects overlapping writes."""
-
-    def __init__(self) -> None:
-        self.began, self.go = threading.Event(), threading.Event()
-        self.writing, self.overlapped = 0, False
-
-    def write_atomic(self, path: Path, data: bytes) -> None:
-        self.writing += 1
-        self.overlapped |= self.writing > 1
-        self.began.set()
-        assert self.go.wait(20)
-        super().write_atomic(path, data)
-        self.writing -= 1
+from tests.kit.store.gated_disk import GatedDisk
 
 
 def test_cancelled_write_does_not_overlap_or_overwrite_the_next(tmp_path: Path) -> None:
-    disk, path = SlowDisk(), tmp_path / "kv.json"
+    disk, path = GatedDisk(is_open=False), tmp_path / "kv.json"
 
     async def main() -> None:
         manager = KvConfigManager(path, disk)
@@ -51,25 +36,8 @@ def test_cancelled_write_does_not_overlap_or_overwrite_the_next(tmp_path: Path) 
     assert again.get("n", "b") == "2"
 
 
-class CountingDisk(RealDisk):
-    """A disk whose first write waits for `go`, and whose writes fail if `fails` is set."""
-
-    def __init__(self) -> None:
-        self.began, self.go = threading.Event(), threading.Event()
-        self.writes, self.fails = 0, False
-
-    def write_atomic(self, path: Path, data: bytes) -> None:
-        self.writes += 1
-        self.began.set()
-        assert self.go.wait(20)
-        if self.fails:
-            self.fails = False
-            raise OSError(28, "No space left on device")
-        super().write_atomic(path, data)
-
-
 def test_pending_changes_share_one_write_of_their_namespaces(tmp_path: Path) -> None:
-    disk, path = CountingDisk(), tmp_path / "kv.json"
+    disk, path = GatedDisk(is_open=False), tmp_path / "kv.json"
 
     async def main() -> None:
         manager = KvConfigManager(path, disk)
@@ -95,15 +63,15 @@ def test_pending_changes_share_one_write_of_their_namespaces(tmp_path: Path) -> 
 
 
 async def test_failed_write_raises_for_its_callers_and_the_next_succeeds(tmp_path: Path) -> None:
-    disk, path = CountingDisk(), tmp_path / "kv.json"
-    disk.go.set()
+    disk, path = GatedDisk(), tmp_path / "kv.json"
 
     manager = KvConfigManager(path, disk)
     await manager.put("n", "a", "1")
-    disk.fails = True
+    disk.fault = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(OSError, match="No space"):
         await manager.put("n", "b", "2")
     assert manager.get("n", "b") is None
+    disk.fault = None
     await manager.put("n", "c", "3")
     assert dict(manager.namespace("n") or {}) == {"a": "1", "c": "3"}
 

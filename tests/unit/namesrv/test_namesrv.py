@@ -26,7 +26,7 @@ TOPIC = {"topicName": "t", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
 TABLE = {"topicConfigSerializeWrapper": {"topicConfigTable": {"t": TOPIC}, "dataVersion": {"counter": 1}}}
 
 
-class Rig:
+class NamesrvRig:
     def __init__(self, controller: NamesrvController, clock: ManualClock) -> None:
         self.controller = controller
         self.clock = clock
@@ -52,7 +52,7 @@ class Rig:
         return connection
 
 
-def run(tmp_path: Path, test: Callable[[Rig], Awaitable[None]], **settings: object) -> None:
+def run(tmp_path: Path, test: Callable[[NamesrvRig], Awaitable[None]], **settings: object) -> None:
     async def body() -> None:
         config = NamesrvConfig(listen_port=0, bind_address="127.0.0.1", kv_config_path=str(tmp_path / "d" / "kv.json"))
         for name, value in settings.items():
@@ -62,7 +62,7 @@ def run(tmp_path: Path, test: Callable[[Rig], Awaitable[None]], **settings: obje
         await controller.start()
         try:
             async with asyncio.timeout(10):
-                await test(Rig(controller, clock))
+                await test(NamesrvRig(controller, clock))
         finally:
             await controller.shutdown()
 
@@ -70,7 +70,7 @@ def run(tmp_path: Path, test: Callable[[Rig], Awaitable[None]], **settings: obje
 
 
 def test_routes_in_both_dialects(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: NamesrvRig) -> None:
         broker = await rig.register()
         client = await rig.connect()
         new = await rig.ask(client, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})
@@ -93,7 +93,7 @@ def test_routes_in_both_dialects(tmp_path: Path) -> None:
 
 
 def test_every_request_has_its_response(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: NamesrvRig) -> None:
         broker = await rig.register()
         ask = rig.ask
         known = await ask(broker, RequestCode.QUERY_DATA_VERSION, BROKER, {"counter": 1})
@@ -145,7 +145,7 @@ def test_every_request_has_its_response(tmp_path: Path) -> None:
 def test_refused_request_keeps_the_connection_open(
     tmp_path: Path, code: int, ext: dict[str, str], body: object, expected: int
 ) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: NamesrvRig) -> None:
         connection = await rig.connect()
         assert (await rig.ask(connection, code, ext, body)).code == expected
         assert (await rig.ask(connection, 206)).code == 0
@@ -155,7 +155,7 @@ def test_refused_request_keeps_the_connection_open(
 
 
 def test_disconnected_or_silent_broker_is_removed(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: NamesrvRig) -> None:
         broker = await rig.register()
         client = await rig.connect()
         broker.close()
@@ -174,7 +174,7 @@ def test_disconnected_or_silent_broker_is_removed(tmp_path: Path) -> None:
 
 
 def test_scan_runs_periodically(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: NamesrvRig) -> None:
         silent = await rig.register()
         gone = asyncio.Event()
         silent.on_close(lambda _: gone.set())
@@ -187,7 +187,7 @@ def test_scan_runs_periodically(tmp_path: Path) -> None:
 def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_path: Path) -> None:
     order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "t", "value": "a:4"}
 
-    async def first(rig: Rig) -> None:
+    async def first(rig: NamesrvRig) -> None:
         connection = await rig.connect()
         assert (await rig.ask(connection, RequestCode.PUT_KV_CONFIG, order)).code == 0
         assert (await rig.ask(connection, RequestCode.PUT_KV_CONFIG, {**order, "key": "gone"})).code == 0
@@ -195,7 +195,7 @@ def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_pat
         assert (await rig.ask(connection, RequestCode.DELETE_KV_CONFIG, {**order, "key": "gone"})).code == 0
         connection.close()
 
-    async def second(rig: Rig) -> None:
+    async def second(rig: NamesrvRig) -> None:
         connection = await rig.connect()
         assert (await rig.ask(connection, RequestCode.GET_KV_CONFIG, order)).ext == {"value": "a:4"}
         table = await rig.ask(connection, RequestCode.GET_KVLIST_BY_NAMESPACE, order)
@@ -212,7 +212,7 @@ def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_pat
 
 
 def test_live_setting_applies_at_once(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: NamesrvRig) -> None:
         connection = await rig.connect()
         assert (await rig.ask(connection, 318, body=b"enableAllTopicList=false\n")).code == 0
         assert (await rig.ask(connection, 206)).code == 1
@@ -247,7 +247,7 @@ def test_unchanged_registration_is_not_parsed_again(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(request_processor, "parse_registration", counted)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: NamesrvRig) -> None:
         broker = await rig.register()
 
         async def again(table: object = TABLE, **ext: str) -> None:

@@ -21,7 +21,7 @@ RIGHTS = {
 }
 
 
-class Client:
+class RestrictedClient:
     """An S3 client that refuses some operations."""
 
     def __init__(self, refused: set[str]) -> None:
@@ -56,9 +56,9 @@ def region(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
 
 
-def uploads(*refused: str) -> tuple[MultipartUploads, Client]:
+def uploads(*refused: str) -> tuple[MultipartUploads, RestrictedClient]:
     made = MultipartUploads("bucket", "prefix", endpoint="http://127.0.0.1:1", region="us-east-1")
-    client = Client(set(refused))
+    client = RestrictedClient(set(refused))
     made._client = client
     return made, client
 

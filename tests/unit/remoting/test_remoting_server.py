@@ -15,7 +15,7 @@ from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError, UnknownOutcome
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
-from tests.kit.clock.calls_per_turn import Counted
+from tests.kit.clock.calls_per_turn import CallsPerTurn
 from tests.kit.clock.waiting import until
 
 ECHO, BOOM, REFUSE, SLOW, ASK, LATER, BAD_ANSWER, NAMED = 10, 11, 12, 14, 15, 17, 18, 19
@@ -116,7 +116,7 @@ def test_many_frames_in_one_write_are_answered_in_order() -> None:
 
 def test_thousand_requests_of_one_read_are_served_in_order_and_turns() -> None:
     async def body() -> None:
-        router, heard = RequestRouter(), Counted(echo)
+        router, heard = RequestRouter(), CallsPerTurn(echo)
         router.register(ECHO, lambda connection, command: heard(connection, command))  # noqa: PLW0108 - no method
         server = RemotingServer(router, host="127.0.0.1", port=0)
         await server.start()
@@ -492,7 +492,7 @@ def test_long_name_in_a_remark_is_shortened() -> None:
     run(body)
 
 
-class Written(asyncio.Transport):
+class RecordingTransport(asyncio.Transport):
     """A transport that records the data and the size of each write."""
 
     def __init__(self) -> None:
@@ -532,7 +532,7 @@ class Written(asyncio.Transport):
 
 @pytest.mark.parametrize("closed", [False, True])
 async def test_wide_answer_is_sent_in_pieces_in_order(closed: bool) -> None:
-    transport = Written()
+    transport = RecordingTransport()
     connection = Connection(lambda _, command: None, RemotingLimits())
     connection.connection_made(transport)
     parts = [bytes((number & 0xFF,)) * 20_000 for number in range(500)]
@@ -552,7 +552,7 @@ async def test_wide_answer_is_sent_in_pieces_in_order(closed: bool) -> None:
 
 
 async def test_wide_answer_waits_for_each_piece_and_pauses_reading() -> None:
-    transport = Written()
+    transport = RecordingTransport()
     connection = Connection(lambda _, command: None, RemotingLimits())
     connection.connection_made(transport)
     transport.unwritten = 1 << 20

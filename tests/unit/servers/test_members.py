@@ -10,14 +10,14 @@ from typing_extensions import override
 from tests.kit.server.members import Members
 
 
-class Broker(msgspec.Struct, frozen=True):
+class NamedMember(msgspec.Struct, frozen=True):
     broker: str
 
 
-A, B = Broker("a:1"), Broker("b:1")
+A, B = NamedMember("a:1"), NamedMember("b:1")
 
 
-class Changing(Members[Broker]):
+class Changing(Members[NamedMember]):
     """Members with a sequence of different answers."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def of_stream(**told: str) -> Options:
     return options_of_stream({**CLUSTER, "subscribePattern": "[st]", "startingOffsets": "earliest", **told})
 
 
-class Cluster:
+class HotTier:
     """A cluster with queues and bounds set by a test."""
 
     def __init__(self, *names: str) -> None:
@@ -79,13 +79,13 @@ class Cluster:
         self.bounds_of[queue] = has._replace(maximum=has.maximum + count)
 
 
-class World:
+class TwoBrokers:
     """Two brokers with their archives."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.journals = [JournalOnPaper(self.store, broker) for broker in "ab"]
-        self.hot = Cluster("a", "b")
+        self.hot = HotTier("a", "b")
 
     def rows(self, plan: Plan) -> list[Row]:
         archived = [(one.broker, *row) for one in self.journals for row in one.rows(plan.archived)]
@@ -123,7 +123,7 @@ STEPS = st.lists(
 def test_each_row_is_in_one_batch_and_repeated_batches_are_equal(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    world, asked = World(), of_stream()
+    world, asked = TwoBrokers(), of_stream()
     queues = [Queue(broker, topic, 0) for broker in "ab" for topic in "st"]
     world.hot.send(queues[0], 3)
     archived = dict.fromkeys(queues, 0)
@@ -175,7 +175,7 @@ def test_each_row_is_in_one_batch_and_repeated_batches_are_equal(
 
 
 def test_broker_is_read_from_the_end_of_the_archive() -> None:
-    world = World()
+    world = TwoBrokers()
     world.journals[0].commit("s", [(0, 0, 9), (1, 0, 4)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 15), Queue("a", "s", 1): Bounds(0, 5)}
     plan = plan_batch(world.store, of_batch(), Wanted(), world.hot)
@@ -184,7 +184,7 @@ def test_broker_is_read_from_the_end_of_the_archive() -> None:
 
 
 def test_gaps_erased_and_expired_rows_are_not_pulled() -> None:
-    world = World()
+    world = TwoBrokers()
     journal, queue = world.journals[0], Queue("a", "s", 0)
     old = journal.commit("s", [(0, 0, 9)])
     name = journal.commit("s", [(0, 10, 19)])
@@ -199,7 +199,7 @@ def test_gaps_erased_and_expired_rows_are_not_pulled() -> None:
 
 def test_rows_deleted_by_a_broker_during_planning_are_in_the_archive() -> None:
     """Planning queries the brokers before it reads the journals."""
-    world = World()
+    world = TwoBrokers()
     queue = Queue("a", "s", 0)
     world.hot.bounds_of = {queue: Bounds(0, 10)}
     asked = world.hot.seen
@@ -217,7 +217,7 @@ def test_rows_deleted_by_a_broker_during_planning_are_in_the_archive() -> None:
 
 
 def test_offsets_of_the_options_bound_both_tiers() -> None:
-    world = World()
+    world = TwoBrokers()
     world.journals[0].commit("s", [(0, 0, 9)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 15)}
     assert world.batch(startingOffsets='{"s": {"0": 8}}', endingOffsets='{"s": {"0": 12}}') == rows(
@@ -235,7 +235,7 @@ def test_offsets_of_the_options_bound_both_tiers() -> None:
 
 
 def test_filters_reduce_the_pulled_offsets() -> None:
-    world = World()
+    world = TwoBrokers()
     world.journals[0].commit("s", [(0, 0, 9)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 20), Queue("a", "s", 1): Bounds(0, 5)}
     world.hot.bounds_of[Queue("b", "s", 0)] = Bounds(0, 5)
@@ -246,7 +246,7 @@ def test_filters_reduce_the_pulled_offsets() -> None:
 
 
 def test_unknown_broker_is_an_error_unless_retired() -> None:
-    world = World()
+    world = TwoBrokers()
     world.journals[1].commit("s", [(0, 0, 4), (0, 6, 9)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 3)}
     world.hot.names = {"a"}
@@ -264,7 +264,7 @@ def test_unknown_broker_is_an_error_unless_retired() -> None:
 
 
 def test_unreachable_broker_stops_a_stream() -> None:
-    world = World()
+    world = TwoBrokers()
     world.hot.bounds_of = {Queue("b", "s", 0): Bounds(0, 3)}
     planner = QueueStream(world.store, world.hot, of_stream())
     start = planner.initial()
@@ -277,7 +277,7 @@ def test_unreachable_broker_stops_a_stream() -> None:
 
 
 def test_unreadable_topic_is_an_error() -> None:
-    world = World()
+    world = TwoBrokers()
     world.hot.unreadable = {("a", "s"): "its permissions do not allow reading"}
     with pytest.raises(BrokerRefused, match="topic s at broker a: its permissions"):
         world.batch()
@@ -285,7 +285,7 @@ def test_unreadable_topic_is_an_error() -> None:
 
 
 def test_missing_and_internal_topics_are_refused() -> None:
-    world = World()
+    world = TwoBrokers()
     with pytest.raises(FileNotFoundError, match="topic s is at no broker, and not in this archive"):
         plan_batch(world.store, options_of_batch({**CLUSTER, "subscribe": "s"}), Wanted(), world.hot)
     with pytest.raises(FileNotFoundError, match="there is no broker c"):
@@ -296,7 +296,7 @@ def test_missing_and_internal_topics_are_refused() -> None:
 
 
 def test_deleted_topic_has_its_archived_rows() -> None:
-    world = World()
+    world = TwoBrokers()
     world.journals[0].commit("s", [(0, 0, 9)])
     assert world.batch() == rows("a", "s", 0, range(10))
     planner = QueueStream(world.store, world.hot, of_stream())
@@ -306,7 +306,7 @@ def test_deleted_topic_has_its_archived_rows() -> None:
 
 @pytest.mark.parametrize("stops_at_now", [False, True])
 def test_reused_offsets_stop_a_stream_and_a_lagging_slave_does_not(*, stops_at_now: bool) -> None:
-    world = World()
+    world = TwoBrokers()
     queue = Queue("a", "s", 0)
     world.hot.bounds_of = {queue: Bounds(0, 10)}
     planner = QueueStream(world.store, world.hot, of_stream())
@@ -325,7 +325,7 @@ def test_reused_offsets_stop_a_stream_and_a_lagging_slave_does_not(*, stops_at_n
 
 
 def test_group_gets_the_offsets_of_the_checkpoint() -> None:
-    world = World()
+    world = TwoBrokers()
     queues = [Queue("a", "s", 0), Queue("b", "s", 0)]
     world.hot.bounds_of = {queues[0]: Bounds(0, 10), queues[1]: Bounds(0, 3)}
     planner = QueueStream(world.store, world.hot, of_stream())
@@ -340,7 +340,7 @@ def test_group_gets_the_offsets_of_the_checkpoint() -> None:
 
 
 def test_rejected_commit_is_repeated_for_an_unchanged_queue() -> None:
-    world = World()
+    world = TwoBrokers()
     queues = [Queue("a", "s", 0), Queue("b", "s", 0)]
     world.hot.bounds_of = {queues[0]: Bounds(0, 10), queues[1]: Bounds(0, 3)}
     planner = QueueStream(world.store, world.hot, of_stream())
@@ -383,7 +383,7 @@ def test_busy_broker_delays_a_commit_and_a_forbidden_one_fails(
 @pytest.mark.parametrize("begins_at", ["earliest", "latest"])
 def test_first_batch_is_repeated_from_its_beginning(begins_at: str) -> None:
     """Spark requests the initial position again, since it stores only the ends of batches."""
-    world = World()
+    world = TwoBrokers()
     queue, late = Queue("a", "s", 0), Queue("a", "s", 1)
     world.hot.bounds_of = {queue: Bounds(0, 5)}
     asked = of_stream(startingOffsets=begins_at)

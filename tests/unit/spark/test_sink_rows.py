@@ -61,7 +61,7 @@ def test_credentials_of_options_file_and_environment_are_hidden(tmp_path: Path) 
         options_of_sink(NAMESRV, {"NEVE_ACCESS_KEY": "e"})
 
 
-class Kind:
+class SparkType:
     """A Spark data type, by its name."""
 
     def __init__(self, name: str, spelt: str) -> None:
@@ -75,7 +75,7 @@ class Columns:
     """The used part of a Spark StructType."""
 
     def __init__(self, **kinds: str) -> None:
-        self.fields = [Kind(name, kind) for name, kind in kinds.items()]
+        self.fields = [SparkType(name, kind) for name, kind in kinds.items()]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.kit.store.small_store import put_one
 TOPIC, QUEUES = "t", 3
 
 
-class Pair:
+class MasterAndSlave:
     """A master that recreates topics, and a slave that gets only its log."""
 
     def __init__(self, seed: int = 0, *, may: bool = True) -> None:

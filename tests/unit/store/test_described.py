@@ -16,14 +16,14 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.properties import tags_code
 from tests.kit.store.by_key import by_key
-from tests.kit.store.replicas import IDS, KEYS, TOPICS, Master, assert_same, log_of, open_store
+from tests.kit.store.replicas import IDS, KEYS, TOPICS, RandomMaster, assert_same, log_of, open_store
 from tests.kit.store.sim_disk import SimDisk
 
 LARGE = 1 << 20  # size of a log file, so that few rolls happen
 QUEUES = 3
 
 
-def append(master: Master, count: int, topics: tuple[str, ...] = TOPICS) -> None:
+def append(master: RandomMaster, count: int, topics: tuple[str, ...] = TOPICS) -> None:
     """Append messages of one sender as one batch."""
     dice, store, sends = master.dice, master.store, list[Any]()
     for _ in range(count):
@@ -65,11 +65,11 @@ def files_of(disk: SimDisk) -> dict[str, bytes]:
     return {str(path): disk.read(path) for path in paths}
 
 
-class Pair:
+class TwoSlaves:
     """Two slaves of one master: the first gets descriptions, the second one parses the records."""
 
     def __init__(self, seed: int, **changes: Any) -> None:
-        self.master = Master(seed, commit_log_file_size=LARGE, **changes)
+        self.master = RandomMaster(seed, commit_log_file_size=LARGE, **changes)
         self.master.deletes = False
         self.master.store.describe_appends(True)
         self.disks = SimDisk(), SimDisk()
@@ -118,7 +118,7 @@ class Pair:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_described_and_parsed_appends_write_identical_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair, dice, told = Pair(seed), random.Random(seed), 0
+    pair, dice, told = TwoSlaves(seed), random.Random(seed), 0
     unseen, write = list[bool](), LogEnd.write
 
     def written(end: LogEnd, records: bytes, marks: list[int] | bytes) -> None:
@@ -151,7 +151,7 @@ def test_described_and_parsed_appends_write_identical_bytes(seed: int, monkeypat
 
 @pytest.mark.parametrize("part", ["description", "records"])
 def test_damaged_description_or_records_are_refused_and_not_stored(part: str) -> None:
-    pair = Pair(1)
+    pair = TwoSlaves(1)
     append(pair.master, 20)
     pair.catch_up()
     append(pair.master, 20)
@@ -179,7 +179,7 @@ def test_damaged_description_or_records_are_refused_and_not_stored(part: str) ->
 
 def test_description_with_wrong_record_places_is_refused() -> None:
     """The CRC of the description is valid, but its content is wrong."""
-    pair = Pair(1)
+    pair = TwoSlaves(1)
     append(pair.master, 20, ("orders",))
     pair.catch_up()
     append(pair.master, 4, ("orders",))
@@ -202,7 +202,7 @@ def test_description_with_wrong_record_places_is_refused() -> None:
 @pytest.mark.parametrize("what", ["whose", "queues", "shorter"])
 def test_description_that_contradicts_the_records_is_overruled(what: str) -> None:
     """The CRC is valid, but the queue of a record or the end of one is wrong."""
-    pair = Pair(5)
+    pair = TwoSlaves(5)
     for topics in (("orders",), ("orders",)):
         append(pair.master, 40, topics)
         pair.catch_up()
@@ -233,7 +233,7 @@ def test_description_that_contradicts_the_records_is_overruled(what: str) -> Non
 
 
 def test_failed_write_keeps_no_described_state() -> None:
-    pair = Pair(2)
+    pair = TwoSlaves(2)
     append(pair.master, 20)
     pair.catch_up()
     append(pair.master, 20)
@@ -248,7 +248,7 @@ def test_failed_write_keeps_no_described_state() -> None:
 def test_master_keeps_bounded_descriptions_while_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(described, "_KEPT_MAX", 4_000)
     monkeypatch.setattr(described, "_BYTES_MAX", 10_000)
-    pair = Pair(3)
+    pair = TwoSlaves(3)
     store, starts = pair.master.store, list[int]()
     for _ in range(30):
         starts.append(store.max_physical_offset)
@@ -275,7 +275,7 @@ def test_keys_of_described_and_parsed_appends_are_indexed_in_order(monkeypatch: 
         return add(file, hashes, places, times)
 
     monkeypatch.setattr(IndexFile, "add", counted)
-    pair = Pair(6, index_entries=100_000)
+    pair = TwoSlaves(6, index_entries=100_000)
     for _ in range(40):
         append(pair.master, 20)
         append(pair.master, 1)
@@ -288,7 +288,7 @@ def test_keys_of_described_and_parsed_appends_are_indexed_in_order(monkeypatch: 
 
 def test_slave_drops_the_descriptions_it_made_as_master() -> None:
     """The next master may have other records at these offsets."""
-    pair = Pair(4)
+    pair = TwoSlaves(4)
     append(pair.master, 8)
     assert pair.master.store.described_append(0) is not None
     pair.master.store.follow()

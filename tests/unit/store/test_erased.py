@@ -22,7 +22,7 @@ from neve.remoting.codes import GetMessageStatus as Status
 from tests.kit.store.by_key import by_key
 from tests.kit.store.replicas import open_store as open_replica
 from tests.kit.store.sim_disk import SimDisk
-from tests.unit.store.master_and_slave import Pair
+from tests.unit.store.master_and_slave import MasterAndSlave
 from tests.unit.store.short_records import SIZE, short
 
 Open = Callable[..., MessageStore]
@@ -239,7 +239,7 @@ def test_erased_messages_of_a_recreated_topic_stay_hidden(open_store: Open, put:
 
 def test_topic_recreated_by_apache_master_shows_new_messages() -> None:
     """The new messages have the offsets of the erased ones."""
-    pair = Pair()
+    pair = MasterAndSlave()
     for _ in range(3):
         pair.put(0)
     pair.pass_on()

@@ -28,7 +28,7 @@ def test_colliding_keys_of_one_message_make_one_entry() -> None:
     assert hashes_of(start_of("t"), " ".join(words)) == [12345]
 
 
-class Work:
+class QueryCosts:
     """Counts the chain entries, blocks and records that one step of a query reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_key_query_work_of_one_step_is_bounded(
     for number in range(10_000):
         put(store, body=b"%d" % number, keys="tenant")
         clock.advance(10_000)
-    work = Work(monkeypatch)
+    work = QueryCosts(monkeypatch)
 
     def ask_for(begin: int, end: int, hidden: bool = False) -> Steps[message_store.KeyHits]:
         return store.query("t", "tenant", 64, begin, end, is_hit=lambda _: not hidden)

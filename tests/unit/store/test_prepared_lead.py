@@ -8,14 +8,14 @@ import pytest
 
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from tests.kit.store.replicas import Link, Master, open_store, told
+from tests.kit.store.replicas import LogLink, RandomMaster, open_store, told
 from tests.kit.store.sim_disk import SimDisk
 from tests.kit.store.small_store import put_one, small_config
 
 QUEUES = 60
 
 
-class CountingDisk(SimDisk):
+class SyncRecordingDisk(SimDisk):
     """A disk that records syncs and file allocations."""
 
     def __init__(self) -> None:
@@ -28,16 +28,16 @@ class CountingDisk(SimDisk):
         return super().__getattribute__(name)
 
 
-def slave_of(master: Master, disk: SimDisk) -> MessageStore:
+def slave_of(master: RandomMaster, disk: SimDisk) -> MessageStore:
     slave = MessageStore(small_config(), disk, ManualClock())
     slave.load(following=True)
-    Link(master, slave, 0).run()
+    LogLink(master, slave, 0).run()
     return slave
 
 
 @pytest.mark.parametrize("is_at_a_border", [False, True])
 def test_promotion_does_not_wait_for_the_disk_with_dirty_queues(is_at_a_border: bool) -> None:
-    master, disk = Master(0), CountingDisk()
+    master, disk = RandomMaster(0), SyncRecordingDisk()
     for queue in range(QUEUES):
         master.put("orders", queue, 10)
     if is_at_a_border:
@@ -57,13 +57,13 @@ def test_promotion_does_not_wait_for_the_disk_with_dirty_queues(is_at_a_border: 
 
 
 def test_slave_mark_is_removed_by_first_checkpoint_of_the_master() -> None:
-    master, disk = Master(0), SimDisk()
+    master, disk = RandomMaster(0), SimDisk()
     master.put("orders", 0, 10)
     slave = slave_of(master, disk)
     slave.after_flush(slave.flush())
     assert slave.want_checkpoint(slave.max_physical_offset)
     master.put("orders", 0, 10)
-    Link(master, slave, 0).run()
+    LogLink(master, slave, 0).run()
     slave.lead()
     slave.upkeep()
     slave.after_flush(slave.flush())
@@ -75,7 +75,7 @@ def test_slave_mark_is_removed_by_first_checkpoint_of_the_master() -> None:
 
 
 def test_master_deposed_before_a_checkpoint_keeps_the_slave_mark() -> None:
-    master, disk = Master(0), SimDisk()
+    master, disk = RandomMaster(0), SimDisk()
     master.put("orders", 0, 10)
     slave = slave_of(master, disk)
     slave.lead()
@@ -86,7 +86,7 @@ def test_master_deposed_before_a_checkpoint_keeps_the_slave_mark() -> None:
 
 
 def test_clean_stop_removes_the_slave_mark() -> None:
-    master, disk = Master(0), SimDisk()
+    master, disk = RandomMaster(0), SimDisk()
     master.put("orders", 0, 10)
     slave = slave_of(master, disk)
     slave.lead()
@@ -97,10 +97,10 @@ def test_clean_stop_removes_the_slave_mark() -> None:
 @pytest.mark.parametrize("seed", range(24, 64))
 def test_power_cut_after_promotion_keeps_all_synced_records(seed: int) -> None:
     """Random traffic before and after the promotion, with and without checkpoints."""
-    dice, former = random.Random(seed), Master(seed)
+    dice, former = random.Random(seed), RandomMaster(seed)
     former.run(dice.randrange(10, 150))
     to = former.store.record_start(dice.randrange(former.store.max_physical_offset + 1))
-    elected = Master.over(former, to, seed)
+    elected = RandomMaster.over(former, to, seed)
     elected.run(dice.randrange(60))
     store = elected.store
     store.after_flush(store.flush())

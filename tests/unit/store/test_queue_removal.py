@@ -19,7 +19,7 @@ QUEUES = 100
 ROOT = Path("/store/consumequeue")
 
 
-class CountingDisk(SimDisk):
+class CallRecordingDisk(SimDisk):
     """A disk that records its calls."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def remove_all(store: MessageStore) -> None:
 
 @pytest.mark.parametrize("begin_again", [True, False])
 def test_deletion_calls_the_disk_only_on_the_thread(begin_again: bool) -> None:
-    disk = CountingDisk()
+    disk = CallRecordingDisk()
     store = opened(disk)
     fill(store)
     before = disk.calls
@@ -68,7 +68,7 @@ def test_deletion_calls_the_disk_only_on_the_thread(begin_again: bool) -> None:
 
 
 def test_deletion_of_many_queues_syncs_a_constant_number_of_times() -> None:
-    disk = CountingDisk()
+    disk = CallRecordingDisk()
     store = opened(disk)
     fill(store)
     disk.synced.clear()
@@ -151,7 +151,7 @@ def test_removal_is_bounded_per_run_and_finishes_later(monkeypatch: pytest.Monke
 
 def test_reading_a_minimum_removes_no_file() -> None:
     """The thread removes the queue files below the start of the log."""
-    disk = CountingDisk()
+    disk = CallRecordingDisk()
     store = opened(disk)
     for number in range(500):
         put_one(store, "t", 0, b"%d" % number)

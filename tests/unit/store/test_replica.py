@@ -16,7 +16,7 @@ from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
 from neve.record.codec import encode_record
 from tests.kit.store.by_key import by_key
-from tests.kit.store.replicas import Link, Master, assert_same, log_of, open_store
+from tests.kit.store.replicas import LogLink, RandomMaster, assert_same, log_of, open_store
 from tests.kit.store.sim_disk import SimDisk
 from tests.kit.store.small_store import put_one
 
@@ -25,22 +25,22 @@ STEPS = 250
 
 @pytest.mark.parametrize("seed", range(8))
 def test_slave_store_equals_its_master(seed: int) -> None:
-    master, disk, clock = Master(seed), SimDisk(), ManualClock()
+    master, disk, clock = RandomMaster(seed), SimDisk(), ManualClock()
     slave = open_store(disk, clock, following=True)
     for _ in range(3):
         master.run(STEPS)
-        Link(master, slave, seed, padding=bool(seed % 2)).run()
+        LogLink(master, slave, seed, padding=bool(seed % 2)).run()
         assert_same(slave, master.store)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_crashed_slave_catches_up_with_its_master(seed: int) -> None:
     """A kill loses nothing and a power cut only unsynced bytes. The rest equals the master's log."""
-    dice, master, disk = random.Random(seed), Master(seed), SimDisk(seed=seed)
+    dice, master, disk = random.Random(seed), RandomMaster(seed), SimDisk(seed=seed)
     slave = open_store(disk, ManualClock(), following=True, checkpoint_bytes=20_000)
     for _ in range(8):
         master.run(80)
-        link = Link(master, slave, dice.randrange(1 << 30))
+        link = LogLink(master, slave, dice.randrange(1 << 30))
         for _ in range(dice.randrange(60)):
             link.pass_on(dice.choice((1, 100, 3000)))
             if dice.random() < 0.2:
@@ -55,18 +55,18 @@ def test_crashed_slave_catches_up_with_its_master(seed: int) -> None:
         assert slave.max_physical_offset >= end
         theirs = b"".join(data for _, data in log_of(master.store))
         assert b"".join(data for _, data in log_of(slave)) == theirs[: sum(len(data) for _, data in log_of(slave))]
-    Link(master, slave, seed).run()
+    LogLink(master, slave, seed).run()
     assert_same(slave, master.store)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_promoted_slave_has_slaves_of_its_own(seed: int) -> None:
     """Its clock is behind by a moment or hours, and a restart of its slave does not truncate because of that."""
-    dice, first = random.Random(seed), Master(seed)
+    dice, first = random.Random(seed), RandomMaster(seed)
     first.run(STEPS)
-    second = Master(seed + 100)
+    second = RandomMaster(seed + 100)
     second.store.follow()
-    Link(first, second.store, seed).run()
+    LogLink(first, second.store, seed).run()
     second.clock.set_wall(first.clock.now_ms() - dice.choice((1, 700, 3_600_000)))
     second.store.lead()
     second.deletions += first.deletions
@@ -75,7 +75,7 @@ def test_promoted_slave_has_slaves_of_its_own(seed: int) -> None:
     third = open_store(disk, ManualClock(), following=True)
     for steps in (STEPS, 0):
         second.run(steps)
-        Link(second, third, seed).run()
+        LogLink(second, third, seed).run()
         disk.kill()
         third = open_store(disk, ManualClock(), following=True)
         assert_same(third, second.store)
@@ -235,10 +235,10 @@ def test_failed_replica_write_keeps_nothing_of_the_batch(disk: SimDisk, clock: M
 
 @pytest.mark.parametrize("short_of", ["commitlog/", "consumequeue/"])
 def test_slave_resumes_after_a_full_disk(disk: SimDisk, clock: ManualClock, short_of: str) -> None:
-    master = Master(3)
+    master = RandomMaster(3)
     master.run(STEPS)
     slave = open_store(disk, clock, following=True)
-    link, refused = Link(master, slave, 1), 0
+    link, refused = LogLink(master, slave, 1), 0
     create = disk.create_preallocated
     is_full = True
 
@@ -262,7 +262,7 @@ def test_slave_resumes_after_a_full_disk(disk: SimDisk, clock: ManualClock, shor
 
 
 def test_late_topic_deletion_keeps_later_messages_on_a_slave(disk: SimDisk, clock: ManualClock) -> None:
-    master = Master(0)
+    master = RandomMaster(0)
     for queue in (0, 1):
         for _ in range(5):
             master.put("orders", queue, 10)
@@ -271,7 +271,7 @@ def test_late_topic_deletion_keeps_later_messages_on_a_slave(disk: SimDisk, cloc
     for _ in range(3):
         master.put("orders", 0, 10)
     slave = open_store(disk, clock, following=True)
-    Link(master, slave, 0).run()
+    LogLink(master, slave, 0).run()
     slave.delete_topic("orders", below=deleted_at)
     slave.save_deletions()
     for _ in range(2):
@@ -286,7 +286,7 @@ def test_late_topic_deletion_keeps_later_messages_on_a_slave(disk: SimDisk, cloc
 
 def test_deleted_topic_offsets_are_not_reused_in_a_broker_set(disk: SimDisk, clock: ManualClock) -> None:
     """Otherwise, a member that deletes after the next message would have two messages of one offset."""
-    master, slave = Master(0), open_store(disk, clock, following=True, confirmed=0)
+    master, slave = RandomMaster(0), open_store(disk, clock, following=True, confirmed=0)
     master.store.join_set(0)
     for _ in range(3):
         master.put("orders", 0, 10)
@@ -294,7 +294,7 @@ def test_deleted_topic_offsets_are_not_reused_in_a_broker_set(disk: SimDisk, clo
     master.store.confirm(deleted_at)
     master.store.delete_topic("orders", begin_again=True)
     master.put("orders", 0, 10)
-    Link(master, slave, 0).run()
+    LogLink(master, slave, 0).run()
     slave.confirm(slave.max_physical_offset)
     master.store.confirm(slave.max_physical_offset)
     slave.delete_topic("orders", begin_again=True, below=deleted_at)
@@ -305,7 +305,7 @@ def test_deleted_topic_offsets_are_not_reused_in_a_broker_set(disk: SimDisk, clo
 
 def test_slave_continues_queues_without_records_at_the_masters_ends(disk: SimDisk, clock: ManualClock) -> None:
     """The master has evicted their records. Without their ends, this slave would reuse the offsets as master."""
-    master = Master(0)
+    master = RandomMaster(0)
     for topic, queue in (("orders", 0), ("payments", 1), ("käse", 0)):
         for _ in range(4):
             master.put(topic, queue, 10)
@@ -314,7 +314,7 @@ def test_slave_continues_queues_without_records_at_the_masters_ends(disk: SimDis
     master.store.take_out(0)()
     master.put("orders", 0, 10)
     slave = open_store(disk, clock, following=True)
-    Link(master, slave, 0).run()
+    LogLink(master, slave, 0).run()
     assert slave.min_physical_offset == master.store.min_physical_offset > 0
     ends = {topic: {queue: master.store.next_offset(topic, queue)} for topic, (queue,) in master.store.queues().items()}
     log_end = master.store.max_physical_offset
@@ -350,11 +350,11 @@ def test_ends_of_deleted_queues_are_saved_only_if_they_are_new(
 
 
 def test_topic_deleted_after_its_ends_were_sent_is_not_restored(disk: SimDisk, clock: ManualClock) -> None:
-    master, slave = Master(0), open_store(disk, clock, following=True)
+    master, slave = RandomMaster(0), open_store(disk, clock, following=True)
     master.put("orders", 0, 10)
     log_end = master.store.max_physical_offset
     master.put("payments", 0, 10)
-    Link(master, slave, 0).run()
+    LogLink(master, slave, 0).run()
     slave.delete_topic("orders", below=slave.max_physical_offset)
     slave.save_deletions()
     slave.begin_queues({"orders": {0: 1}}, log_end)
@@ -368,13 +368,13 @@ def test_topic_deleted_after_its_ends_were_sent_is_not_restored(disk: SimDisk, c
 @pytest.mark.parametrize("flush_disk_type", [ASYNC_FLUSH, SYNC_FLUSH])
 @pytest.mark.parametrize("seed", range(4))
 def test_slave_shows_confirmed_messages_and_notifies_once(seed: int, flush_disk_type: str) -> None:
-    dice, master = random.Random(seed), Master(seed)
+    dice, master = random.Random(seed), RandomMaster(seed)
     slave = open_store(SimDisk(), ManualClock(), following=True, flush_disk_type=flush_disk_type)
     slave.join_set(0)
     heard: list[tuple[str, int, int]] = []
     slave.tell(lambda shown: heard.extend((queue.topic, queue.queue_id, offset) for queue, offset, _ in shown))
     seen, confirmed = 0, 0
-    link = Link(master, slave, seed)
+    link = LogLink(master, slave, seed)
     for _ in range(150):
         if dice.random() < 0.2:
             master.run(10)
@@ -419,9 +419,9 @@ def test_master_shows_confirmed_messages_in_a_set_and_all_when_alone(open_store:
 
 def test_slave_indexes_unique_key_without_trailing_separator() -> None:
     """RocketMQ stores properties without the last separator."""
-    master, disk = Master(0), SimDisk()
+    master, disk = RandomMaster(0), SimDisk()
     slave = open_store(disk, ManualClock(), following=True)
     put_one(master.store, "a", 0, b"body", properties=b"UNIQ_KEY\x01ABCDEF0123", unique_key="ABCDEF0123")
-    Link(master, slave, 0).run()
+    LogLink(master, slave, 0).run()
     for store in (master.store, slave):
         assert len(by_key(store, "a", "ABCDEF0123", 64, 0, 1 << 60)) == 1

@@ -9,7 +9,7 @@ import pytest
 from broker.store.errors import LogMismatch
 from broker.store.message_store import MessageStore
 from neve.record.codec import iter_records
-from tests.unit.store.master_and_slave import QUEUES, TOPIC, Pair
+from tests.unit.store.master_and_slave import QUEUES, TOPIC, MasterAndSlave
 
 
 def bodies(store: MessageStore, queue: int, topic: str = TOPIC) -> list[tuple[int, bytes]]:
@@ -23,7 +23,7 @@ def bodies(store: MessageStore, queue: int, topic: str = TOPIC) -> list[tuple[in
     return found
 
 
-def assert_same(pair: Pair) -> None:
+def assert_same(pair: MasterAndSlave) -> None:
     for queue in range(QUEUES):
         assert bodies(pair.slave, queue) == bodies(pair.master, queue), f"queue {queue}"
         assert pair.slave.next_offset(TOPIC, queue) == pair.master.next_offset(TOPIC, queue), f"queue {queue}"
@@ -31,7 +31,7 @@ def assert_same(pair: Pair) -> None:
 
 
 def test_recreated_topic_shows_only_its_new_messages_from_zero() -> None:
-    pair = Pair()
+    pair = MasterAndSlave()
     for number in range(5):
         pair.put(0, b"old %d" % number)
         pair.put(1, b"old %d" % number)
@@ -49,7 +49,7 @@ def test_recreated_topic_shows_only_its_new_messages_from_zero() -> None:
 
 def test_queue_with_new_messages_of_a_recreated_topic_keeps_them() -> None:
     """The queue had no old messages, so nothing in the log marks its restart."""
-    pair = Pair()
+    pair = MasterAndSlave()
     for number in range(5):
         pair.put(0, b"old %d" % number)
     pair.recreate()
@@ -63,7 +63,7 @@ def test_queue_with_new_messages_of_a_recreated_topic_keeps_them() -> None:
 
 
 def test_queue_with_the_last_old_message_restarts_after_the_others() -> None:
-    pair = Pair()
+    pair = MasterAndSlave()
     pair.put(0, b"old")
     pair.put(1, b"old, and the last")
     pair.recreate()
@@ -75,10 +75,10 @@ def test_queue_with_the_last_old_message_restarts_after_the_others() -> None:
     assert_same(pair)
 
 
-@pytest.mark.parametrize("end", [Pair.kill, Pair.power_cut])
+@pytest.mark.parametrize("end", [MasterAndSlave.kill, MasterAndSlave.power_cut])
 @pytest.mark.parametrize("seed", range(12))
-def test_slave_equals_its_master_after_restarts_and_crashes(seed: int, end: Callable[[Pair], None]) -> None:
-    pair = Pair(seed)
+def test_slave_equals_its_master_after_restarts_and_crashes(seed: int, end: Callable[[MasterAndSlave], None]) -> None:
+    pair = MasterAndSlave(seed)
     dice = pair.dice
     for number in range(250):
         match dice.randrange(30):
@@ -105,14 +105,14 @@ def test_slave_equals_its_master_after_restarts_and_crashes(seed: int, end: Call
 
 
 def test_repeated_or_lower_nonzero_offset_is_refused() -> None:
-    pair = Pair(may=False)
+    pair = MasterAndSlave(may=False)
     pair.put(0, b"old")
     pair.recreate()
     pair.put(0, b"new")
     with pytest.raises(LogMismatch, match="offset 0 of 't', queue 0, which has all below 1 already"):
         pair.pass_on()
 
-    pair = Pair()
+    pair = MasterAndSlave()
     for _ in range(3):
         pair.put(0)
     pair.pass_on()

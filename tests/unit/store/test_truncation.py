@@ -17,7 +17,7 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
 from neve.record.codec import decode_record
-from tests.kit.store.replicas import Link, Master, log_of, open_store, told
+from tests.kit.store.replicas import LogLink, RandomMaster, log_of, open_store, told
 from tests.kit.store.sim_disk import SimDisk
 from tests.kit.store.small_store import small_config
 from tests.unit.store.short_records import SIZE, record, short
@@ -35,9 +35,9 @@ def tail_of(store: MessageStore, above: int) -> bytes:
     return b"".join(data[max(above - at, 0) :] for at, data in log_of(store) if at + len(data) > above)
 
 
-def slave_of(master: Master, disk: SimDisk, **changes: Any) -> MessageStore:
+def slave_of(master: RandomMaster, disk: SimDisk, **changes: Any) -> MessageStore:
     store = open_store(disk, ManualClock(), following=True, **changes)
-    Link(master, store, 7).run()
+    LogLink(master, store, 7).run()
     return store
 
 
@@ -49,7 +49,7 @@ def same(one: MessageStore, other: MessageStore | dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_record_start_finds_the_truncatable_offset_below(seed: int) -> None:
-    master = Master(seed)
+    master = RandomMaster(seed)
     master.run(80)
     store = slave_of(master, SimDisk(seed=seed))
     log, low = store._log, store.min_physical_offset
@@ -65,7 +65,7 @@ def test_record_start_finds_the_truncatable_offset_below(seed: int) -> None:
 @pytest.mark.parametrize("checkpointed", ["below", "above", "between"])
 @pytest.mark.parametrize("seed", range(3))
 def test_truncated_slave_follows_the_next_master(seed: int, checkpointed: str) -> None:
-    dice, first = random.Random(seed), Master(seed)
+    dice, first = random.Random(seed), RandomMaster(seed)
     first.run(100)
     common = first.store.max_physical_offset
     disk = SimDisk(seed=seed)
@@ -75,11 +75,11 @@ def test_truncated_slave_follows_the_next_master(seed: int, checkpointed: str) -
     for term in range(3):
         first.deletes = False
         first.run(100)
-        Link(first, slave, seed).run()
+        LogLink(first, slave, seed).run()
         if checkpointed == "above":
             slave.checkpoint()
         to = dice.choice(starts(first.store, common))
-        second = Master.over(first, to, seed + 100 * (term + 1))
+        second = RandomMaster.over(first, to, seed + 100 * (term + 1))
         if checkpointed == "between" and to < slave.max_physical_offset:
             slave.truncate(dice.choice(starts(slave, to)), epoch=term, floor=to)
         cut = tail_of(slave, to)
@@ -89,7 +89,7 @@ def test_truncated_slave_follows_the_next_master(seed: int, checkpointed: str) -
         same(slave, second.store)
         second.deletes = True
         second.run(100)
-        Link(second, slave, seed).run()
+        LogLink(second, slave, seed).run()
         same(slave, second.store)
         assert told(slave)["following"] == told(second.store)["following"]
         if dice.random() < 0.5:
@@ -127,9 +127,9 @@ def mortal(disk: SimDisk, calls: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def diverged() -> tuple[Master, int]:
+def diverged() -> tuple[RandomMaster, int]:
     """Return a master, and an offset in its log two files below the end."""
-    master = Master(5)
+    master = RandomMaster(5)
     master.run(60)
     master.deletes = False
     master.run(40)
@@ -137,7 +137,7 @@ def diverged() -> tuple[Master, int]:
     return master, min(place for place in starts(master.store, 0) if place > end - 40_000 and place % 16_384)
 
 
-def outcomes(master: Master, to: int, prepare: Callable[[MessageStore], None]) -> Iterator[tuple[int, SimDisk]]:
+def outcomes(master: RandomMaster, to: int, prepare: Callable[[MessageStore], None]) -> Iterator[tuple[int, SimDisk]]:
     """Yield call counts and the disks of slaves that crashed after them, until a truncation completes."""
     for calls in range(1000):
         disk = SimDisk(seed=calls)
@@ -155,12 +155,12 @@ def outcomes(master: Master, to: int, prepare: Callable[[MessageStore], None]) -
 
 @pytest.mark.parametrize("checkpointed", [True, False])
 def test_crash_at_any_step_of_truncation_keeps_old_or_new_log_end(
-    diverged: tuple[Master, int], checkpointed: bool
+    diverged: tuple[RandomMaster, int], checkpointed: bool
 ) -> None:
     master, to = diverged
     old = slave_of(master, SimDisk())
     new = open_store(SimDisk(), ManualClock(), following=True)
-    Link(master, new, 7).run(until=to)
+    LogLink(master, new, 7).run(until=to)
     old_end, old_tail, as_old, as_new = old.max_physical_offset, tail_of(old, to), told(old), told(new)
     is_kept = is_decided = False  # by the calls of the previous iteration
     for calls, disk in outcomes(master, to, MessageStore.checkpoint if checkpointed else lambda _: None):
@@ -179,17 +179,17 @@ def test_crash_at_any_step_of_truncation_keeps_old_or_new_log_end(
                 (name,) = cut.list_dir(DIVERGED)
                 assert cut.read(DIVERGED / name) == old_tail
             if calls % 4 == 0:
-                Link(master, again, calls).run()
+                LogLink(master, again, calls).run()
                 same(again, as_old)
         is_kept = is_decided or disk.exists(DIVERGED)  # and the log below is synced
         is_decided = is_decided or disk.exists(Path("/store/truncation"))
     assert calls > 20 and is_decided
 
 
-def test_crashed_recovery_of_a_truncation_is_completed_by_the_next(diverged: tuple[Master, int]) -> None:
+def test_crashed_recovery_of_a_truncation_is_completed_by_the_next(diverged: tuple[RandomMaster, int]) -> None:
     master, to = diverged
     new = open_store(SimDisk(), ManualClock(), following=True)
-    Link(master, new, 7).run(until=to)
+    LogLink(master, new, 7).run(until=to)
     as_new = told(new)
     decided = [
         disk for _, disk in outcomes(master, to, MessageStore.checkpoint) if disk.exists(Path("/store/truncation"))
@@ -213,12 +213,12 @@ def test_crashed_recovery_of_a_truncation_is_completed_by_the_next(diverged: tup
 
 def with_an_evictable_file(disk: SimDisk, **options: Any) -> tuple[MessageStore, int, Path]:
     """Return a slave with two full files, a truncation offset in the last one, and the path of the first."""
-    master = Master(5)
+    master = RandomMaster(5)
     master.deletes = False
     master.run(300)
     store = MessageStore(small_config(), disk, ManualClock(), **options)
     store.load(following=True)
-    Link(master, store, 7).run()
+    LogLink(master, store, 7).run()
     store.after_flush(store.flush())
     store.checkpoint()
     oldest, *_, newest = store._log.files

@@ -20,13 +20,13 @@ from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
 from infra.loop.in_steps import run_beside
 from tests.kit.clock.turns import CALLS_IN_A_TURN, calls_in_turns
-from tests.kit.store.replicas import Link, Master
+from tests.kit.store.replicas import LogLink, RandomMaster
 from tests.kit.store.sim_disk import SimDisk
 from tests.kit.store.small_store import small_config
 from tests.unit.store.short_records import record
 
 
-class CountingDisk(SimDisk):
+class CopyCountingDisk(SimDisk):
     """A disk that counts the copied bytes."""
 
     def __init__(self) -> None:
@@ -46,18 +46,18 @@ def opened(disk: SimDisk) -> MessageStore:
 
 def followed(disk: SimDisk, queues: int) -> tuple[MessageStore, int]:
     """Return a slave with messages in many queues, and the offset where its log diverges."""
-    master, slave = Master(0), opened(disk)
+    master, slave = RandomMaster(0), opened(disk)
     for queue in range(queues):
         master.put("orders", queue, 10)
     shared = master.store.max_physical_offset
     for queue in range(queues):
         master.put("orders", queue, 10)
-    Link(master, slave, 0).run()
+    LogLink(master, slave, 0).run()
     return slave, shared
 
 
 def test_truncation_copies_the_tail_only_on_the_thread() -> None:
-    disk = CountingDisk()
+    disk = CopyCountingDisk()
     slave, shared = followed(disk, 60)
     tail, on_threads = slave.max_physical_offset - shared, 0
 
@@ -258,14 +258,14 @@ def test_store_refuses_every_change_while_its_files_are_recovered() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_store_threads_do_not_disturb_a_truncation(seed: int) -> None:
     """Sync, upkeep and file preparation run at every step. Then the slave follows its master again and recovers."""
-    master, disk = Master(seed), SimDisk(seed=seed)
+    master, disk = RandomMaster(seed), SimDisk(seed=seed)
     slave = opened(disk)
     master.deletes = False
     master.run(80)
     shared = master.store.max_physical_offset
-    elected = Master.over(master, shared, seed + 1)
+    elected = RandomMaster.over(master, shared, seed + 1)
     master.run(40)
-    Link(master, slave, seed).run()
+    LogLink(master, slave, seed).run()
     elected.run(60)
 
     def disturb() -> None:
@@ -276,7 +276,7 @@ def test_store_threads_do_not_disturb_a_truncation(seed: int) -> None:
     in_steps(slave, shared, disturb)
     disturb()
     assert slave.max_physical_offset == slave.flushed_offset == shared
-    Link(elected, slave, seed).run()
+    LogLink(elected, slave, seed).run()
     disturb()
     for store in (slave, opened(disk.power_cut())):
         assert store.following_offsets() == elected.store.following_offsets()

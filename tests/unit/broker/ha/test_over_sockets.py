@@ -29,7 +29,7 @@ from broker.store.message_store import MessageStore
 from infra.clock import SystemClock
 from infra.net.tls import client_context, server_tls
 from neve.entropy import system_entropy
-from tests.kit.broker.ha_member import A, B, C, Member, assert_same, run
+from tests.kit.broker.ha_member import A, B, C, HaMember, assert_same, run
 from tests.kit.broker.ha_session import hello
 from tests.kit.clock.waiting import until
 from tests.kit.store.replicas import log_of
@@ -39,7 +39,7 @@ from tests.kit.store.replicas import log_of
 
 def test_new_slave_catches_up_and_then_gets_each_message() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         await master.lead(1, B)
         master.put(400)
         async with slave.follows(master, 1):
@@ -58,7 +58,7 @@ def test_new_slave_catches_up_and_then_gets_each_message() -> None:
 
 def test_message_is_confirmed_only_when_every_in_sync_slave_has_it() -> None:
     async def main() -> None:
-        master, b, c = Member(A), Member(B), Member(C)
+        master, b, c = HaMember(A), HaMember(B), HaMember(C)
         await master.lead(1, B, C)
         master.put(5)
         async with b.follows(master, 1):
@@ -78,7 +78,7 @@ def test_message_is_confirmed_only_when_every_in_sync_slave_has_it() -> None:
 
 def test_sync_flush_slave_acknowledges_only_after_its_fsync() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         may_sync, syncs = asyncio.Event(), 0
 
         async def sync() -> None:
@@ -106,7 +106,7 @@ def test_received_bytes_are_stored_and_acked_in_the_same_loop_turn(monkeypatch: 
     """No task is woken for the bytes, and each report covers a whole write."""
 
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         tasks: list[asyncio.Task[None] | None] = []
         reports: list[int] = []
         append, reported = MessageStore.append_replica, Confirm.reported
@@ -144,7 +144,7 @@ def test_batch_description_is_sent_to_slaves_that_support_it(
     """The slave does not parse these records. A slave of an older format gets the plain frame."""
 
     async def main() -> None:
-        master, slave = Member(A, commit_log_file_size=1 << 20), Member(B, commit_log_file_size=1 << 20)
+        master, slave = HaMember(A, commit_log_file_size=1 << 20), HaMember(B, commit_log_file_size=1 << 20)
         stored: list[bool] = []
         write = LogEnd.write
 
@@ -179,7 +179,7 @@ def test_batch_description_is_sent_to_slaves_that_support_it(
 
 def test_bytes_received_during_a_sync_are_covered_by_one_more_sync() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         may_sync, waiting, syncs = asyncio.Event(), asyncio.Event(), 0
 
         async def sync() -> None:
@@ -213,7 +213,7 @@ def test_slave_far_behind_gets_bytes_that_a_thread_has_read(monkeypatch: pytest.
     monkeypatch.setattr(master_session, "TURN_BYTES", 10_000)
 
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         await master.lead(1, B)
         master.put(1000)
         async with slave.follows(master, 1):
@@ -226,7 +226,7 @@ def test_slave_far_behind_gets_bytes_that_a_thread_has_read(monkeypatch: pytest.
 
 def test_holes_and_early_ends_of_files_are_replicated() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         await master.lead(1, B)
         async with slave.follows(master, 1):
             for step in range(6):
@@ -248,7 +248,7 @@ def test_holes_and_early_ends_of_files_are_replicated() -> None:
 
 def test_slave_resumes_at_its_log_end_after_a_broken_connection() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         service = await master.lead(1, B)
         master.put(50)
         async with slave.follows(master, 1) as client:
@@ -266,7 +266,7 @@ def test_slave_resumes_at_its_log_end_after_a_broken_connection() -> None:
 
 def test_slave_resumes_under_a_restarted_master() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         await master.lead(1, B)
         master.put(50)
         async with slave.follows(master, 1) as client:
@@ -293,7 +293,7 @@ def test_slave_killed_inside_a_record_gets_it_whole_afterwards(
     monkeypatch.setattr(master_session, "TURN_BYTES", 100)
 
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         await master.lead(1, B, rules=StreamRules(batch=64))
         master.put(3)
         master.put(1, 12_000)
@@ -325,7 +325,7 @@ def test_new_connection_of_a_slave_replaces_its_older_one() -> None:
     """As after a pulled cable: the master has not noticed the end of the older connection."""
 
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         service = await master.lead(1, B)
         _, older = await shaken(service)
         await until(lambda: B in service.slaves)
@@ -345,7 +345,7 @@ def test_new_connection_of_a_slave_replaces_its_older_one() -> None:
 
 def test_deposed_master_counts_no_acknowledgements() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         service = await master.lead(1, B)
         master.put(3)
         async with slave.follows(master, 1) as client:
@@ -363,7 +363,7 @@ def test_deposed_master_counts_no_acknowledgements() -> None:
 
 def test_slave_saves_the_epoch_of_a_new_masters_bytes() -> None:
     async def main() -> None:
-        first, second = Member(A), Member(B)
+        first, second = HaMember(A), HaMember(B)
         await first.lead(1, B)
         first.put(20)
         async with second.follows(first, 1):
@@ -372,7 +372,7 @@ def test_slave_saves_the_epoch_of_a_new_masters_bytes() -> None:
         begin = second.store.max_physical_offset
         await second.lead(2)
         second.put(20)
-        third = Member(C)
+        third = HaMember(C)
         append, known = third.store.append_replica, list[tuple[tuple[int, int], ...]]()
 
         def append_and_look(data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
@@ -390,7 +390,7 @@ def test_slave_saves_the_epoch_of_a_new_masters_bytes() -> None:
     run(main())
 
 
-async def parted(first: Member, second: Member, *, also: bool) -> int:
+async def parted(first: HaMember, second: HaMember, *, also: bool) -> int:
     """Make `first` a former master with a diverged tail, and `second` the master of epoch 2.
 
     Return where they diverge.
@@ -412,7 +412,7 @@ async def parted(first: Member, second: Member, *, also: bool) -> int:
 
 def test_former_master_truncates_and_keeps_its_tail_and_follows() -> None:
     async def main() -> None:
-        first, second = Member(A), Member(B)
+        first, second = HaMember(A), HaMember(B)
         point = await parted(first, second, also=True)
         own = b"".join(bytes(data)[max(point - at, 0) :] for at, data in log_of(first.store) if at + len(data) > point)
         end = first.store.max_physical_offset
@@ -435,7 +435,7 @@ def test_confirmed_bytes_are_never_truncated_automatically() -> None:
     """As after an unclean election: the old master alone acknowledged bytes that the new one lacks."""
 
     async def main() -> None:
-        first, second = Member(A), Member(B)
+        first, second = HaMember(A), HaMember(B)
         await parted(first, second, also=False)
         end = first.store.max_physical_offset
         assert first.confirmed_to == end
@@ -452,7 +452,7 @@ def test_confirmed_bytes_are_never_truncated_automatically() -> None:
 
 def test_failed_save_of_an_epoch_is_repeated_before_its_bytes_are_stored() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         await master.lead(1, B)
         master.put(20)
         save, failures = slave.epoch_file.save, 2
@@ -479,7 +479,7 @@ def test_dropped_epoch_is_removed_from_disk_before_new_bytes_are_stored() -> Non
     """Otherwise a start would assign the bytes to a master that never wrote them."""
 
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         await master.lead(1, B)
         master.put(20)
         async with slave.follows(master, 1):
@@ -534,7 +534,7 @@ def test_dropped_epoch_is_removed_from_disk_before_new_bytes_are_stored() -> Non
 )
 def test_refused_slave_gets_the_reason(other: dict[str, object], reason: str) -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         service = await master.lead(1)
         master.put(3)
         async with slave.follows(master, 1, slave.client(replace(hello(B), **other))) as client:
@@ -550,7 +550,7 @@ def test_refused_slave_gets_the_reason(other: dict[str, object], reason: str) ->
 
 def test_malformed_bytes_end_only_their_own_connection() -> None:
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         service = await master.lead(1, B)
         async with slave.follows(master, 1):
             for stranger in (b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"nevH\x7f\xff\xff\xff" + bytes(100)):
@@ -574,7 +574,7 @@ def test_enforced_tls_admits_members_and_refuses_plain_text(tmp_path: Path) -> N
     )  # fmt: skip
 
     async def main() -> None:
-        master, slave, plain = Member(A), Member(B), Member(C)
+        master, slave, plain = HaMember(A), HaMember(B), HaMember(C)
         await master.lead(1, B, tls=server_tls("enforcing", str(pem), str(key)))
         master.put(400)
         async with slave.follows(master, 1, slave.client(tls=client_context(str(pem)))):
@@ -592,7 +592,7 @@ def test_enforced_tls_admits_members_and_refuses_plain_text(tmp_path: Path) -> N
 
 def test_slave_that_does_not_read_delays_only_itself() -> None:
     async def main() -> None:
-        master, slave = (Member(member, commit_log_file_size=4 << 20) for member in (A, B))
+        master, slave = (HaMember(member, commit_log_file_size=4 << 20) for member in (A, B))
         service = await master.lead(1, B)
         _, writer = await shaken(service, C)
         await until(lambda: C in service.slaves)
@@ -612,7 +612,7 @@ def test_slave_that_does_not_read_delays_only_itself() -> None:
 
 def test_connection_to_a_slave_is_closed() -> None:
     async def main() -> None:
-        service = HaService(Member(A).store, SystemClock(), system_entropy, host="127.0.0.1")
+        service = HaService(HaMember(A).store, SystemClock(), system_entropy, host="127.0.0.1")
         await service.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         with suppress(ConnectionError):
@@ -628,7 +628,7 @@ def test_connection_limit_drops_silent_strangers_and_keeps_members(monkeypatch: 
     monkeypatch.setattr(ha_service, "MAX_CONNECTIONS", 3)
 
     async def main() -> None:
-        master, slave = Member(A), Member(B)
+        master, slave = HaMember(A), HaMember(B)
         service = await master.lead(1, B)
         async with slave.follows(master, 1):
             await until(lambda: B in service.slaves)
@@ -640,7 +640,7 @@ def test_connection_limit_drops_silent_strangers_and_keeps_members(monkeypatch: 
             assert len(service._links) == 3
             master.put(3)
             await until(lambda: master.confirmed_to == master.store.max_physical_offset)
-            third = Member(C)
+            third = HaMember(C)
             async with third.follows(master, 1):
                 await until(lambda: third.has_all_of(master))
             for writer in writers:

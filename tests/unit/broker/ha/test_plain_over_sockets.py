@@ -10,7 +10,7 @@ from broker.ha.ha_client import HaClient, Target
 from broker.ha.stock_master import Life, StockMaster
 from infra.clock import SystemClock
 from neve.entropy import system_entropy
-from tests.kit.broker.ha_member import A, B, Member, assert_same, run
+from tests.kit.broker.ha_member import A, B, HaMember, assert_same, run
 from tests.kit.broker.ha_session import hello
 from tests.kit.broker.plain_ha import PlainMaster
 from tests.kit.clock.waiting import until
@@ -18,10 +18,10 @@ from tests.kit.clock.waiting import until
 FILE_SIZE = 16384  # of the stores in this module
 
 
-class Follower:
+class PlainFollower:
     """A slave, and the incarnation of its master that it followed last."""
 
-    def __init__(self, member: Member, master: PlainMaster) -> None:
+    def __init__(self, member: HaMember, master: PlainMaster) -> None:
         self.member, self.master = member, master
         self.life: Life | None = None
         self.client = self._client()
@@ -73,8 +73,8 @@ class Follower:
         assert_same(ours, theirs)
 
 
-async def master_with(count: int, size: int = 100) -> tuple[Member, PlainMaster]:
-    member = Member(A)
+async def master_with(count: int, size: int = 100) -> tuple[HaMember, PlainMaster]:
+    member = HaMember(A)
     member.store.lead()
     member.put(count, size)
     master = PlainMaster(member.store, FILE_SIZE)
@@ -85,7 +85,7 @@ async def master_with(count: int, size: int = 100) -> tuple[Member, PlainMaster]
 def test_slave_gets_and_acknowledges_the_whole_log_and_the_live_tail() -> None:
     async def main() -> None:
         member, master = await master_with(300)
-        slave = Follower(Member(B), master)
+        slave = PlainFollower(HaMember(B), master)
         async with slave.follows():
             await slave.caught_up()
             assert slave.member.store.max_physical_offset > FILE_SIZE, "over a file's end, from the lowest on"
@@ -101,11 +101,11 @@ def test_slave_gets_and_acknowledges_the_whole_log_and_the_live_tail() -> None:
 def test_killed_slave_resumes_at_its_log_end() -> None:
     async def main() -> None:
         member, master = await master_with(100)
-        slave = Follower(Member(B), master)
+        slave = PlainFollower(HaMember(B), master)
         async with slave.follows():
             await slave.caught_up()
         member.put(100)
-        again = Follower(slave.member.restarted(), master)
+        again = PlainFollower(slave.member.restarted(), master)
         again.life = slave.life
         async with again.follows():
             await again.caught_up()
@@ -120,13 +120,13 @@ def test_slave_keeps_and_truncates_a_tail_that_its_master_lost() -> None:
         member, master = await master_with(100)
         member.store.after_flush(member.store.flush())
         kept = member.store.max_physical_offset
-        slave = Follower(Member(B), master)
+        slave = PlainFollower(HaMember(B), master)
         async with slave.follows():
             await slave.caught_up()
             member.put(20)
             await slave.caught_up()
             lost = member.store.log_bytes(kept, 1 << 62, 1 << 20, padding=True)[1]
-            cut = Member(A, member.disk.power_cut())
+            cut = HaMember(A, member.disk.power_cut())
             cut.store.lead()
             assert cut.store.max_physical_offset == kept
             await master.restart(cut.store)
@@ -146,16 +146,16 @@ def test_master_restarted_twice_after_losing_its_tail_is_not_followed() -> None:
     async def main() -> None:
         member, master = await master_with(100)
         member.store.after_flush(member.store.flush())
-        cut = Member(A, member.disk.power_cut())
+        cut = HaMember(A, member.disk.power_cut())
         member.put(20)
-        slave = Follower(Member(B), master)
+        slave = PlainFollower(HaMember(B), master)
         async with slave.follows():
             await slave.caught_up()
         cut.store.lead()
         cut.put(3)  # as before; the next ones differ
         cut.put(40)
         await master.restart(cut.store)
-        end, again = slave.member.store.max_physical_offset, Follower(slave.member.restarted(), master)
+        end, again = slave.member.store.max_physical_offset, PlainFollower(slave.member.restarted(), master)
         again.life = slave.life
         assert master.end_at_start > end
         async with again.follows():
@@ -172,7 +172,7 @@ def test_unidentified_master_gets_no_request_and_is_asked_again() -> None:
     async def main() -> None:
         _, master = await master_with(10)
         master.is_dumb = True
-        slave = Follower(Member(B), master)
+        slave = PlainFollower(HaMember(B), master)
         async with slave.follows():
             await until(lambda: master.asked >= 2)
             assert (master.acks, slave.member.store.max_physical_offset, slave.client.trouble) == ([], 0, None)
@@ -186,11 +186,11 @@ def test_unidentified_master_gets_no_request_and_is_asked_again() -> None:
 def test_log_of_unknown_origin_is_not_continued_and_is_reported() -> None:
     async def main() -> None:
         member, master = await master_with(10)
-        slave = Follower(Member(B), master)
+        slave = PlainFollower(HaMember(B), master)
         async with slave.follows():
             await slave.caught_up()
         member.put(10)
-        again = Follower(slave.member.restarted(), master)
+        again = PlainFollower(slave.member.restarted(), master)
         end = again.member.store.max_physical_offset
         async with again.follows():
             await until(lambda: again.client.trouble is not None)

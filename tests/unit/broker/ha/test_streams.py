@@ -16,7 +16,7 @@ from tests.kit.broker.ha_session import hello
 FILE_SIZE = 256
 
 
-class Member:
+class SessionMember:
     """A log with its epochs and its confirmed offset."""
 
     def __init__(self, member_id: int) -> None:
@@ -38,10 +38,12 @@ class Member:
         return SlaveSession(local, member_id=self.id, master_epoch=epoch, hello=None if stock else own)
 
 
-class Link:
+class SessionLink:
     """One connection between two sessions, whose bytes arrive in pieces, or never."""
 
-    def __init__(self, dice: random.Random, master: Member, slave: Member, epoch: int, *, stock: bool) -> None:
+    def __init__(
+        self, dice: random.Random, master: SessionMember, slave: SessionMember, epoch: int, *, stock: bool
+    ) -> None:
         self.dice, self.member = dice, slave
         self.slave = slave.wants(epoch, stock=stock)
         self.master = MasterSession(
@@ -101,7 +103,7 @@ class Link:
                     raise AssertionError(why)
 
 
-def assert_prefix(slave: Member, master: Member) -> None:
+def assert_prefix(slave: SessionMember, master: SessionMember) -> None:
     log, whole = slave.log, master.log
     assert log.content() == whole.content()[: log.max_physical_offset - whole.min_physical_offset]
     end = log.max_physical_offset
@@ -114,7 +116,7 @@ def test_slave_log_equals_the_masters_whatever_the_links_do(stock: bool) -> None
     whole = 0
     for seed in range(120):
         dice = random.Random(seed)
-        members = {number: Member(number) for number in (1, 2, 3)}
+        members = {number: SessionMember(number) for number in (1, 2, 3)}
         members[1].lead(1)
         for epoch in range(1, 8):
             master = members[1] if epoch == 1 else members[dice.randint(1, 3)]
@@ -125,7 +127,7 @@ def test_slave_log_equals_the_masters_whatever_the_links_do(stock: bool) -> None
                 for _ in range(dice.randint(0, 9)):
                     master.log.append(record(epoch, dice.randint(3, 60)))
                 slave = dice.choice(others)
-                link = Link(dice, master, slave, epoch, stock=stock)
+                link = SessionLink(dice, master, slave, epoch, stock=stock)
                 for _ in range(dice.randint(0, 4)):
                     link.run(dice.randint(0, 30))
                     master.log.append(record(epoch, dice.randint(3, 60)))

@@ -48,7 +48,7 @@ async def _nothing() -> None:
     """Confirm at once, as a broker without a set does."""
 
 
-class Member:
+class TablesMember:
     """One broker's log and tables. `users` is a real directory of its own."""
 
     def __init__(self, users: Path, clock: ManualClock, seed: int = 0) -> None:

@@ -17,7 +17,7 @@ from infra.clock import ManualClock
 from infra.loop.in_steps import at_once
 from neve.record.codec import MessageRecord
 from neve.remoting.names import SCHEDULE_TOPIC
-from tests.unit.broker.metadata.members import DELAY_MS, Member
+from tests.unit.broker.metadata.members import DELAY_MS, TablesMember
 
 TOPICS, GROUPS, USERS = ("orders", "payments", "käse"), ("g", "h"), ("u", "w")
 
@@ -28,7 +28,7 @@ class Story:
     def __init__(self, seed: int, clock: ManualClock) -> None:
         self.dice, self.clock = random.Random(seed), clock
 
-    def step(self, master: Member) -> None:
+    def step(self, master: TablesMember) -> None:
         self.clock.advance(self.dice.randrange(400))
         self.dice.choice(self._steps)(self, master)
 
@@ -40,59 +40,59 @@ class Story:
     def group(self) -> str:
         return self.dice.choice(GROUPS)
 
-    def put_topic(self, master: Member) -> None:
+    def put_topic(self, master: TablesMember) -> None:
         queues = self.dice.randrange(1, 4)
         master.topics.update(TopicConfig(topic_name=self.topic, read_queue_nums=queues, write_queue_nums=queues))
 
-    def send(self, master: Member) -> None:
+    def send(self, master: TablesMember) -> None:
         topic = self.topic
         master.topics.create_plain(topic, 2)
         for _ in range(self.dice.randrange(1, 30)):
             master.put(topic, bytes(self.dice.randrange(600)), self.dice.randrange(2))
 
-    def send_delayed(self, master: Member) -> None:
+    def send_delayed(self, master: TablesMember) -> None:
         topic = self.topic
         master.topics.create_plain(topic, 2)
         master.put_delayed(topic)
 
-    def deliver(self, master: Member) -> None:
+    def deliver(self, master: TablesMember) -> None:
         self.clock.advance(DELAY_MS)
         master.schedule.deliver_due()
 
-    def delete_topic(self, master: Member) -> None:
+    def delete_topic(self, master: TablesMember) -> None:
         master.delete_topic(self.topic)
 
-    def raise_queue(self, master: Member) -> None:
+    def raise_queue(self, master: TablesMember) -> None:
         topic = self.topic
         master.topics.create_plain(topic, 2)
         master.raise_queue(topic, self.dice.randrange(2), self.dice.randrange(1, 40))
 
-    def put_group(self, master: Member) -> None:
+    def put_group(self, master: TablesMember) -> None:
         tries = self.dice.randrange(20)
         master.groups.update(SubscriptionGroupConfig(group_name=self.group, retry_max_times=tries))
 
-    def find_group(self, master: Member) -> None:
+    def find_group(self, master: TablesMember) -> None:
         master.groups.find(self.group)
 
-    def delete_group(self, master: Member) -> None:
+    def delete_group(self, master: TablesMember) -> None:
         master.delete_group(self.group, with_offsets=self.dice.random() < 0.5)
 
-    def forbid(self, master: Member) -> None:
+    def forbid(self, master: TablesMember) -> None:
         master.groups.set_forbidden(self.group, self.topic, forbidden=self.dice.random() < 0.6)
 
-    def set_mode(self, master: Member) -> None:
+    def set_mode(self, master: TablesMember) -> None:
         master.modes.set(self.topic, self.group, "POP", self.dice.randrange(4))
 
-    def reset(self, master: Member) -> None:
+    def reset(self, master: TablesMember) -> None:
         topic = self.topic
         ends = [master.store.max_offset(topic, queue) for queue in (0, 1)]  # committed offsets must not exceed these
         targets = {queue: min(self.dice.randrange(9), end) for queue, end in enumerate(ends)}
         at_once(master.offsets.reset_all(self.group, topic, targets))
 
-    def copy(self, master: Member) -> None:
+    def copy(self, master: TablesMember) -> None:
         at_once(master.offsets.clone(self.group, self.group, self.topic))
 
-    def change_users(self, master: Member) -> None:
+    def change_users(self, master: TablesMember) -> None:
         name, secret = self.dice.choice(USERS), str(self.dice.randrange(3))
         keep, rule = self.dice.random() < 0.7, self.dice.random() < 0.5
         policy = Policy("Custom", (PolicyEntry(f"Topic:{self.topic}", ("Pub",)),))
@@ -109,25 +109,25 @@ class Story:
 
         master.change_users(edit)
 
-    def save(self, master: Member) -> None:
+    def save(self, master: TablesMember) -> None:
         master.save()
 
-    def kill(self, master: Member) -> None:
+    def kill(self, master: TablesMember) -> None:
         told = master.offsets.resets()  # resets that clients have not fetched: a start may deliver them again or not
         master.kill()
         assert master.offsets.resets().keys() <= told.keys()
         master.offsets.install(master.offsets.table(), told)
 
-    _steps: tuple[Callable[[Story, Member], None], ...] = (
+    _steps: tuple[Callable[[Story, TablesMember], None], ...] = (
         put_topic, send, send, send, send_delayed, deliver, delete_topic, put_group, find_group, delete_group, forbid,
         set_mode, reset, copy, change_users, save, kill, raise_queue,
     )  # fmt: skip
 
 
-class Slave:
+class RandomSlave:
     """A member and its progress in the master's log. After a crash it gets the lost records again."""
 
-    def __init__(self, member: Member, dice: random.Random) -> None:
+    def __init__(self, member: TablesMember, dice: random.Random) -> None:
         self.member, self.dice = member, dice
 
     def hear(self, log: list[MessageRecord], most: int = 1 << 30) -> None:
@@ -153,7 +153,7 @@ class Slave:
                 member.offsets.install(member.offsets.table(), resets)
 
 
-def alike(member: Member) -> dict[str, object]:
+def alike(member: TablesMember) -> dict[str, object]:
     """Return the comparable state.
 
     It lacks pending resets, which a crash loses on a master as well, and the ends of empty queues, which a power cut
@@ -171,8 +171,8 @@ def alike(member: Member) -> dict[str, object]:
 def test_slave_that_follows_the_log_ends_equal_to_its_master(seed: int, tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     story = Story(seed, clock)
-    master = Member(tmp_path / "a", clock, seed)
-    slave = Slave(Member(tmp_path / "b", clock, seed), random.Random(seed))
+    master = TablesMember(tmp_path / "a", clock, seed)
+    slave = RandomSlave(TablesMember(tmp_path / "b", clock, seed), random.Random(seed))
     for _ in range(150):
         story.step(master)
         slave.step(master.records())
@@ -186,7 +186,7 @@ def test_member_that_begins_with_an_image_ends_equal_to_its_master(seed: int, tm
     """Its log begins with the record behind the image."""
     clock = ManualClock(1_700_000_000_000)
     story = Story(seed, clock)
-    master, slave = Member(tmp_path / "a", clock, seed), Member(tmp_path / "b", clock, seed)
+    master, slave = TablesMember(tmp_path / "a", clock, seed), TablesMember(tmp_path / "b", clock, seed)
     for _ in range(60):
         story.step(master)
     image, offsets, log = master.metadata.image(), at_once(master.metadata.offsets_image()), master.records()
@@ -209,7 +209,7 @@ def test_image_of_equal_tables_is_adopted_without_a_write(
 ) -> None:
     clock = ManualClock(1_700_000_000_000)
     story = Story(seed, clock)
-    master, slave = Member(tmp_path / "a", clock, seed), Member(tmp_path / "b", clock, seed)
+    master, slave = TablesMember(tmp_path / "a", clock, seed), TablesMember(tmp_path / "b", clock, seed)
     for _ in range(60):
         story.step(master)
     for record in master.records():
@@ -237,7 +237,7 @@ def test_image_of_equal_tables_is_adopted_without_a_write(
 def test_tables_stay_equal_over_a_hundred_changes_of_the_master(tmp_path: Path) -> None:
     clock, dice = ManualClock(1_700_000_000_000), random.Random(7)
     story = Story(7, clock)
-    members = [Member(tmp_path / name, clock, number) for number, name in enumerate("abc")]
+    members = [TablesMember(tmp_path / name, clock, number) for number, name in enumerate("abc")]
     master = members[0]
     for turn in range(100):
         for _ in range(dice.randrange(6)):
@@ -245,7 +245,7 @@ def test_tables_stay_equal_over_a_hundred_changes_of_the_master(tmp_path: Path) 
         log = master.records()
         for member in members:
             if member is not master:
-                Slave(member, dice).hear(log)
+                RandomSlave(member, dice).hear(log)
                 if dice.random() < 0.2:
                     member.save()
                     member.kill()
@@ -259,7 +259,7 @@ def test_tables_stay_equal_over_a_hundred_changes_of_the_master(tmp_path: Path) 
 
 def test_offsets_image_keeps_the_resets_and_deletions_that_the_log_made(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
-    master, slave = Member(tmp_path / "a", clock), Member(tmp_path / "b", clock)
+    master, slave = TablesMember(tmp_path / "a", clock), TablesMember(tmp_path / "b", clock)
     master.topics.create_plain("t", 2)
     for _ in range(9):
         master.put("t")
@@ -286,7 +286,7 @@ def test_offsets_image_keeps_the_resets_and_deletions_that_the_log_made(tmp_path
 
 def test_new_master_limits_committed_offsets_to_its_log_end(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
-    master, slave = Member(tmp_path / "a", clock), Member(tmp_path / "b", clock)
+    master, slave = TablesMember(tmp_path / "a", clock), TablesMember(tmp_path / "b", clock)
     master.topics.create_plain("t", 1)
     for _ in range(5):
         master.put("t")
@@ -302,7 +302,7 @@ def test_new_master_limits_committed_offsets_to_its_log_end(tmp_path: Path) -> N
 @pytest.mark.parametrize("killed", [False, True])
 def test_follower_hides_erased_rows_of_an_internal_topic(tmp_path: Path, killed: bool) -> None:
     clock = ManualClock(1_700_000_000_000)
-    master, slave = Member(tmp_path / "master", clock), Member(tmp_path / "slave", clock)
+    master, slave = TablesMember(tmp_path / "master", clock), TablesMember(tmp_path / "slave", clock)
     master.topics.create_plain("orders", 1)
     for _ in range(3):
         master.put_delayed("orders")

@@ -29,13 +29,13 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 from tests.kit.clock.turns import CALLS_IN_A_TURN, calls_in_turns
 from tests.simulation.process import Killed, drive
-from tests.unit.broker.metadata.members import CONFIG, DELAY_MS, Member
+from tests.unit.broker.metadata.members import CONFIG, DELAY_MS, TablesMember
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> Member:
+def member(tmp_path: Path) -> TablesMember:
     """A member with a topic, a group with a committed offset, and a user, all of them saved."""
-    made = Member(tmp_path / "users", ManualClock(1_700_000_000_000))
+    made = TablesMember(tmp_path / "users", ManualClock(1_700_000_000_000))
     made.topics.create_plain("t", 2)
     made.groups.find("g")
     for _ in range(5):
@@ -46,18 +46,18 @@ def member(tmp_path: Path) -> Member:
     return made
 
 
-def bodies(member: Member, topic: str) -> list[bytes]:
+def bodies(member: TablesMember, topic: str) -> list[bytes]:
     got = member.store.get(topic, 0, member.store.min_offset(topic, 0), 100, 1 << 20)
     return [record.body for buffer in got.buffers for record in iter_records(buffer)]
 
 
-def deliver_a_delayed_message(member: Member) -> None:
+def deliver_a_delayed_message(member: TablesMember) -> None:
     member.put_delayed("t")
     member.clock.advance(DELAY_MS)
     assert member.schedule.deliver_due() == 1
 
 
-CHANGES_OF_ALL_KINDS: dict[str, Callable[[Member], object]] = {
+CHANGES_OF_ALL_KINDS: dict[str, Callable[[TablesMember], object]] = {
     "a topic is made": lambda member: member.topics.create_plain("new", 3),
     "a topic is altered": lambda member: member.topics.update(TopicConfig(topic_name="t", perm=4)),
     "a group is made": lambda member: member.groups.find("new"),
@@ -73,7 +73,7 @@ CHANGES_OF_ALL_KINDS: dict[str, Callable[[Member], object]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES_OF_ALL_KINDS)
-def test_logged_change_is_applied_after_a_crash_before_its_table_is_saved(member: Member, kind: str) -> None:
+def test_logged_change_is_applied_after_a_crash_before_its_table_is_saved(member: TablesMember, kind: str) -> None:
     before = member.tables()
     CHANGES_OF_ALL_KINDS[kind](member)
     changed = member.tables()
@@ -84,7 +84,7 @@ def test_logged_change_is_applied_after_a_crash_before_its_table_is_saved(member
 
 
 @pytest.mark.parametrize("kind", CHANGES_OF_ALL_KINDS)
-def test_change_that_the_log_refuses_has_no_effect(member: Member, kind: str) -> None:
+def test_change_that_the_log_refuses_has_no_effect(member: TablesMember, kind: str) -> None:
     if kind == "delayed messages are delivered":
         member.put_delayed("t")
     before = member.tables()
@@ -101,7 +101,7 @@ def test_change_that_the_log_refuses_has_no_effect(member: Member, kind: str) ->
     assert member.tables() == before
 
 
-def test_deletion_that_the_disk_refuses_has_no_effect(member: Member) -> None:
+def test_deletion_that_the_disk_refuses_has_no_effect(member: TablesMember) -> None:
     before, room = member.tables(), member.disk.capacity
     member.disk.capacity = 0
     with pytest.raises(DiskFull):
@@ -113,7 +113,7 @@ def test_deletion_that_the_disk_refuses_has_no_effect(member: Member) -> None:
     assert member.tables() == before
 
 
-def test_deletion_that_the_log_refuses_has_no_effect(member: Member) -> None:
+def test_deletion_that_the_log_refuses_has_no_effect(member: TablesMember) -> None:
     before = member.tables()
     member.store.follow()
     for delete in (member.delete_topic, functools.partial(member.delete_group, with_offsets=True)):
@@ -124,7 +124,7 @@ def test_deletion_that_the_log_refuses_has_no_effect(member: Member) -> None:
 
 
 def test_logged_change_of_a_user_survives_a_crash_before_its_file_write(
-    member: Member, monkeypatch: pytest.MonkeyPatch
+    member: TablesMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def edit(tables: AuthTables) -> None:
         del tables.users["u"]
@@ -145,7 +145,7 @@ def _die() -> None:
 
 @pytest.mark.parametrize("dies_in", ["delete_topic", "remember", "nowhere"])
 def test_deletion_interrupted_by_a_crash_is_completed_at_the_next_start(
-    member: Member, monkeypatch: pytest.MonkeyPatch, dies_in: str
+    member: TablesMember, monkeypatch: pytest.MonkeyPatch, dies_in: str
 ) -> None:
     member.pops.open("g", "t", 0, 0)
     member.pops.record(PopCheckPoint("g", "t", 0, 5, 1, 60_000, False, [3, 4]))
@@ -170,7 +170,9 @@ def test_deletion_interrupted_by_a_crash_is_completed_at_the_next_start(
     assert bodies(member, "t") == [b"new"]
 
 
-def test_deletion_that_cannot_drop_its_queues_fails_the_store(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_that_cannot_drop_its_queues_fails_the_store(
+    member: TablesMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No table is saved before the restart.
 
     No offset is assigned twice either, because the archive may still hold the messages.
@@ -210,7 +212,7 @@ def test_deletion_is_complete_or_absent_after_a_power_cut_in_its_record(
 ) -> None:
     outcomes = set()
     for seed in range(20):
-        member = Member(tmp_path / str(seed), ManualClock(1_700_000_000_000), seed)
+        member = TablesMember(tmp_path / str(seed), ManualClock(1_700_000_000_000), seed)
         member.topics.create_plain("t", 1)
         for _ in range(5):
             member.put("t", b"old")
@@ -233,7 +235,7 @@ def test_deletion_is_complete_or_absent_after_a_power_cut_in_its_record(
     assert outcomes == {True, False}
 
 
-def test_recreated_topic_keeps_its_messages_when_its_deletion_is_replayed(member: Member) -> None:
+def test_recreated_topic_keeps_its_messages_when_its_deletion_is_replayed(member: TablesMember) -> None:
     """All files are older than both changes. The store does not record the deletion of a topic without messages."""
     member.topics.create_plain("empty", 1)
     saved = {path.name: member.disk.read(path) for path in map(CONFIG.joinpath, member.disk.list_dir(CONFIG))}
@@ -248,7 +250,7 @@ def test_recreated_topic_keeps_its_messages_when_its_deletion_is_replayed(member
     assert member.topics.require("t").write_queue_nums == 1
 
 
-def test_changes_lost_in_a_power_cut_do_not_hide_their_successors(member: Member) -> None:
+def test_changes_lost_in_a_power_cut_do_not_hide_their_successors(member: TablesMember) -> None:
     """The topics file is on the disk, but the change that it includes is not in the log."""
     member.sync()
     member.topics.create_plain("lost in the log", 1)
@@ -262,7 +264,7 @@ def test_changes_lost_in_a_power_cut_do_not_hide_their_successors(member: Member
     assert member.topics.select("lost in the log") is not None
 
 
-def test_table_file_of_an_older_version_is_used_unchanged(member: Member) -> None:
+def test_table_file_of_an_older_version_is_used_unchanged(member: TablesMember) -> None:
     """A topic that the older version dropped without a record is not restored."""
     path = CONFIG / "topics.json"
     table = json.loads(member.disk.read(path))
@@ -277,7 +279,7 @@ def test_table_file_of_an_older_version_is_used_unchanged(member: Member) -> Non
 
 
 @pytest.mark.parametrize("position", ["-1", "1.5", "true", '"3"'])
-def test_invalid_log_position_in_a_file_is_damage(member: Member, position: str) -> None:
+def test_invalid_log_position_in_a_file_is_damage(member: TablesMember, position: str) -> None:
     path = CONFIG / "topics.json"
     member.disk.write_atomic(
         path, member.disk.read(path).replace(b'"logOffset":3', b'"logOffset":' + position.encode())
@@ -286,7 +288,7 @@ def test_invalid_log_position_in_a_file_is_damage(member: Member, position: str)
         member.kill()
 
 
-def test_record_of_a_newer_version_stops_a_start_and_a_slave(member: Member) -> None:
+def test_record_of_a_newer_version_stops_a_start_and_a_slave(member: TablesMember) -> None:
     member.topics.create_plain("before", 1)
     kind = b'{"v":1,"kind":"moon","phase":3}'
     member.put_change(kind)
@@ -311,14 +313,14 @@ FOREIGN = (
 )
 
 
-def put_foreign_records(member: Member) -> None:
+def put_foreign_records(member: TablesMember) -> None:
     for body in FOREIGN:
         member.put_foreign(body)
     member.put_foreign(b'{"v":1,"kind":"delays","offsets":{"1":99}}', DELAYS)
     member.put_foreign(b'{"v":1,"kind":"settled","epoch":77}', SETTLED)
 
 
-def test_start_ignores_changes_that_no_neve_broker_wrote(member: Member) -> None:
+def test_start_ignores_changes_that_no_neve_broker_wrote(member: TablesMember) -> None:
     deliver_a_delayed_message(member)
     before, ends = member.tables(), member.store.queues_of("t")
     put_foreign_records(member)
@@ -332,7 +334,7 @@ def test_start_ignores_changes_that_no_neve_broker_wrote(member: Member) -> None
     assert "new" in member.topics.topics
 
 
-def test_slave_ignores_changes_that_no_neve_broker_wrote(member: Member) -> None:
+def test_slave_ignores_changes_that_no_neve_broker_wrote(member: TablesMember) -> None:
     before = member.tables()
     put_foreign_records(member)
     member.put_change(b'{"v":1,"kind":"user gone","name":"u"}')
@@ -345,7 +347,7 @@ def test_slave_ignores_changes_that_no_neve_broker_wrote(member: Member) -> None
     assert member.metadata.lead() == []
 
 
-def test_last_delay_positions_are_found_before_many_foreign_records(member: Member) -> None:
+def test_last_delay_positions_are_found_before_many_foreign_records(member: TablesMember) -> None:
     deliver_a_delayed_message(member)
     for _ in range(600):
         member.put_foreign(b"garbage", DELAYS)
@@ -354,7 +356,7 @@ def test_last_delay_positions_are_found_before_many_foreign_records(member: Memb
     assert member.schedule.positions() == {1: 1}
 
 
-def test_change_that_cannot_be_applied_is_not_skipped(member: Member) -> None:
+def test_change_that_cannot_be_applied_is_not_skipped(member: TablesMember) -> None:
     body = b'{"v":1,"kind":"topic","config":{"perm":"x"},"version":{}}'
     member.put_change(body)
     at = member.journal.position
@@ -364,7 +366,7 @@ def test_change_that_cannot_be_applied_is_not_skipped(member: Member) -> None:
 
 
 def test_tables_ahead_of_a_truncated_log_follow_it_only_after_a_reload(
-    member: Member,
+    member: TablesMember,
 ) -> None:
     """Otherwise the changes that replace the truncated ones would be skipped."""
     shared = member.store.max_physical_offset
@@ -381,7 +383,7 @@ def test_tables_ahead_of_a_truncated_log_follow_it_only_after_a_reload(
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_files_ahead_of_a_truncated_log_are_reported_before_they_change(member: Member, saved: bool) -> None:
+def test_files_ahead_of_a_truncated_log_are_reported_before_they_change(member: TablesMember, saved: bool) -> None:
     """The log does not contain a table's former content. Only an image does."""
     shared, position = member.store.max_physical_offset, member.journal.position
     member.topics.create_plain("cut", 1)
@@ -399,7 +401,7 @@ def test_files_ahead_of_a_truncated_log_are_reported_before_they_change(member: 
     assert len(member.lost) == saved, "it is kept by who was told"
 
 
-def test_tables_are_reloaded_in_turns_of_bounded_work(member: Member) -> None:
+def test_tables_are_reloaded_in_turns_of_bounded_work(member: TablesMember) -> None:
     for number in range(20_000):
         member.offsets.commit("g", f"topic-{number}", 0, number)
     member.offsets.file.save_now()
@@ -412,7 +414,7 @@ def test_tables_are_reloaded_in_turns_of_bounded_work(member: Member) -> None:
     assert len(turns) > 20
 
 
-def test_changes_in_the_log_that_are_not_visible_yet_are_not_lost(member: Member) -> None:
+def test_changes_in_the_log_that_are_not_visible_yet_are_not_lost(member: TablesMember) -> None:
     member.store.join_set(member.store.max_physical_offset)
     member.topics.create_plain("t2", 1)
     drive(member.topics.file.save())
@@ -421,8 +423,8 @@ def test_changes_in_the_log_that_are_not_visible_yet_are_not_lost(member: Member
     assert member.lost == []
 
 
-def test_log_that_begins_above_the_tables_position_needs_an_image(member: Member, tmp_path: Path) -> None:
-    young = Member(tmp_path / "young", ManualClock(1_700_000_000_000))
+def test_log_that_begins_above_the_tables_position_needs_an_image(member: TablesMember, tmp_path: Path) -> None:
+    young = TablesMember(tmp_path / "young", ManualClock(1_700_000_000_000))
     young.store.create_queue_at(METADATA_LOG, CHANGES, 3)
     member.topics.create_plain("new", 1)
     for record in member.records():
@@ -443,10 +445,10 @@ def test_log_that_begins_above_the_tables_position_needs_an_image(member: Member
 
 @pytest.mark.parametrize("is_young", [False, True])
 def test_deletion_older_than_an_image_drops_the_followers_queues(
-    member: Member, tmp_path: Path, is_young: bool
+    member: TablesMember, tmp_path: Path, is_young: bool
 ) -> None:
     """Otherwise the slave's old messages would be visible once it is the master and the topic is created again."""
-    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    slave = TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     begin = 0
     if is_young:  # its log begins behind the first changes
         begin = 2
@@ -470,9 +472,9 @@ def test_deletion_older_than_an_image_drops_the_followers_queues(
 
 @pytest.mark.parametrize("by_image", [False, True])
 def test_raised_queue_resumes_there_on_a_slave_and_after_a_restart(
-    member: Member, tmp_path: Path, by_image: bool
+    member: TablesMember, tmp_path: Path, by_image: bool
 ) -> None:
-    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    slave = TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.raise_queue("t", 0, 7)
     member.raise_queue("t", 1, 3)
     member.put("other")
@@ -493,10 +495,10 @@ def test_raised_queue_resumes_there_on_a_slave_and_after_a_restart(
 @pytest.mark.parametrize("by_image", [False, True])
 @pytest.mark.parametrize("dies", ["kill", "power_cut"])
 def test_raised_queue_resumes_there_after_a_followers_crash(
-    member: Member, tmp_path: Path, dies: str, by_image: bool
+    member: TablesMember, tmp_path: Path, dies: str, by_image: bool
 ) -> None:
     """The next master assigns none of the skipped offsets and shows no message below them."""
-    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    slave = TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.raise_queue("t", 0, 7)
     for record in member.records():
         slave.hear(record, follows=False)
@@ -516,13 +518,13 @@ def test_raised_queue_resumes_there_after_a_followers_crash(
 @pytest.mark.parametrize("who", ["its master", "a slave"])
 @pytest.mark.parametrize("above", [True, False])
 def test_truncation_lowers_a_raised_queue_only_if_it_removes_the_record(
-    member: Member, tmp_path: Path, who: str, above: bool
+    member: TablesMember, tmp_path: Path, who: str, above: bool
 ) -> None:
     before = member.store.max_physical_offset
     member.raise_queue("t", 0, 7)
     behind = member.store.max_physical_offset
     assert member.put("t") == 12
-    cut = member if who == "its master" else Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    cut = member if who == "its master" else TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     if cut is not member:
         for record in member.records():
             cut.hear(record)
@@ -541,7 +543,7 @@ def test_truncation_lowers_a_raised_queue_only_if_it_removes_the_record(
 @pytest.mark.parametrize("came_behind", [0, 2])
 @pytest.mark.parametrize("above", [True, False])
 def test_truncation_lowers_a_raised_empty_queue_only_with_its_record(
-    member: Member, tmp_path: Path, who: str, came_behind: int, above: bool
+    member: TablesMember, tmp_path: Path, who: str, came_behind: int, above: bool
 ) -> None:
     """Otherwise the next master's first message of the queue, at offset 0, would always be refused."""
     before = member.store.max_physical_offset
@@ -549,7 +551,7 @@ def test_truncation_lowers_a_raised_empty_queue_only_with_its_record(
     behind = member.store.max_physical_offset
     for number in range(came_behind):
         assert member.put("t", queue=3) == 7 + number
-    cut = member if who == "its master" else Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    cut = member if who == "its master" else TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     if cut is not member:
         for record in member.records():
             cut.hear(record)
@@ -571,7 +573,7 @@ def test_truncation_lowers_a_raised_empty_queue_only_with_its_record(
 
 def test_truncation_keeps_a_begin_offset_of_an_image(tmp_path: Path) -> None:
     """Messages below it are archived or expired, so its offsets must not be assigned again."""
-    member = Member(tmp_path, ManualClock(1_700_000_000_000))
+    member = TablesMember(tmp_path, ManualClock(1_700_000_000_000))
     before = member.store.max_physical_offset
     member.topics.create_plain("t", 1)
     member.store.follow()
@@ -583,7 +585,7 @@ def test_truncation_keeps_a_begin_offset_of_an_image(tmp_path: Path) -> None:
         member.store.follow()
 
 
-def test_truncation_of_the_later_of_two_raises_keeps_the_earlier(member: Member) -> None:
+def test_truncation_of_the_later_of_two_raises_keeps_the_earlier(member: TablesMember) -> None:
     member.raise_queue("t", 0, 7)
     behind = member.store.max_physical_offset
     member.store.join_set(behind)
@@ -595,7 +597,7 @@ def test_truncation_of_the_later_of_two_raises_keeps_the_earlier(member: Member)
     assert member.store.next_offset("t", 0) == 12
 
 
-def test_truncation_of_a_repeated_raise_keeps_the_first_record(member: Member) -> None:
+def test_truncation_of_a_repeated_raise_keeps_the_first_record(member: TablesMember) -> None:
     member.raise_queue("t", 0, 7)
     behind = member.store.max_physical_offset
     said = member.store.queue_state_image().data
@@ -607,7 +609,7 @@ def test_truncation_of_a_repeated_raise_keeps_the_first_record(member: Member) -
     assert member.store.next_offset("t", 0) == 12
 
 
-def test_raise_that_is_replayed_holds_while_its_record_exists(member: Member) -> None:
+def test_raise_that_is_replayed_holds_while_its_record_exists(member: TablesMember) -> None:
     """As behind an image, or after a start with unsaved tables."""
     store = member.store
     store.raise_queues({"t": {0: 12}}, said_at=3000)
@@ -618,7 +620,7 @@ def test_raise_that_is_replayed_holds_while_its_record_exists(member: Member) ->
 
 def test_raise_lost_in_a_power_cut_is_dropped_with_its_record(tmp_path: Path) -> None:
     """The record in its place does not concern the queue, and a later truncation above it lowers the queue."""
-    member = Member(tmp_path, ManualClock(1_700_000_000_000))
+    member = TablesMember(tmp_path, ManualClock(1_700_000_000_000))
     member.topics.create_plain("t", 1)
     for _ in range(5):
         member.put("t")
@@ -644,7 +646,7 @@ def test_raise_lost_in_a_power_cut_is_dropped_with_its_record(tmp_path: Path) ->
     assert member.store.next_offset("t", 0) == 5
 
 
-def test_topic_deleted_above_stays_deleted_when_its_raise_is_replayed(member: Member) -> None:
+def test_topic_deleted_above_stays_deleted_when_its_raise_is_replayed(member: TablesMember) -> None:
     saved = {path.name: member.disk.read(path) for path in map(CONFIG.joinpath, member.disk.list_dir(CONFIG))}
     member.raise_queue("t", 0, 7)
     member.delete_topic("t")
@@ -656,8 +658,8 @@ def test_topic_deleted_above_stays_deleted_when_its_raise_is_replayed(member: Me
     assert member.put("t") in {0, 12}, "nothing of it was archived, or it goes on above"
 
 
-def test_topic_deleted_before_its_raise_is_logged_ends_as_high_on_a_slave(member: Member, tmp_path: Path) -> None:
-    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+def test_topic_deleted_before_its_raise_is_logged_ends_as_high_on_a_slave(member: TablesMember, tmp_path: Path) -> None:
+    slave = TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.store.raise_queues({"t": {0: 12, 1: 3}})
     member.journal.owe([QueuesRaised(queues={"t": {0: 12}}), QueuesRaised(queues={"t": {1: 3}})])
     ends = member.store.following_of("t")
@@ -670,9 +672,9 @@ def test_topic_deleted_before_its_raise_is_logged_ends_as_high_on_a_slave(member
     assert slave.store.deleted_below() == {"t": ends} == {"t": {0: 12, 1: 3}}
 
 
-def test_slave_reads_that_its_master_settled_behind_the_masters_raises(member: Member, tmp_path: Path) -> None:
+def test_slave_reads_that_its_master_settled_behind_the_masters_raises(member: TablesMember, tmp_path: Path) -> None:
     """Once in each of its processes."""
-    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    slave = TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.raise_queue("t", 0, 7)
     for epoch in (3, 4):
         member.journal.record(ArchiveSettled(epoch=epoch))
@@ -691,10 +693,10 @@ def test_slave_reads_that_its_master_settled_behind_the_masters_raises(member: M
     assert slave.settled == [4]
 
 
-def test_member_that_begins_with_an_image_reads_that_its_master_settled(member: Member, tmp_path: Path) -> None:
+def test_member_that_begins_with_an_image_reads_that_its_master_settled(member: TablesMember, tmp_path: Path) -> None:
     """The record may be below the begin of its log."""
     member.journal.record(ArchiveSettled(epoch=3))
-    young = Member(tmp_path / "young", ManualClock(1_700_000_000_000))
+    young = TablesMember(tmp_path / "young", ManualClock(1_700_000_000_000))
     young.store.create_queues_at({METADATA_LOG: {CHANGES: member.journal.position, SETTLED: 1}})
     young.metadata.install(member.metadata.image())
     assert young.settled == [3]
@@ -702,9 +704,9 @@ def test_member_that_begins_with_an_image_reads_that_its_master_settled(member: 
 
 @pytest.mark.parametrize("writes", range(7))
 def test_image_is_installed_whole_after_a_crash_at_any_write(
-    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+    member: TablesMember, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
-    other = Member(tmp_path / "other", ManualClock(1_700_000_000_000))
+    other = TablesMember(tmp_path / "other", ManualClock(1_700_000_000_000))
     other.topics.create_plain("earlier", 1)
     other.groups.find("earlier")
     other.groups.set_forbidden("earlier", "t", forbidden=True)  # as many changes as the image has
@@ -733,7 +735,7 @@ def test_image_is_installed_whole_after_a_crash_at_any_write(
     assert not other.disk.exists(CONFIG / "metadataImage.json")
 
 
-def test_unsaved_changes_keep_their_log_segment_and_nothing_else_does(member: Member) -> None:
+def test_unsaved_changes_keep_their_log_segment_and_nothing_else_does(member: TablesMember) -> None:
     assert member.metadata.oldest_needed_physical() is None
     place = member.store.max_physical_offset
     member.modes.set("t", "g", "POP", 1)
@@ -746,7 +748,7 @@ def test_unsaved_changes_keep_their_log_segment_and_nothing_else_does(member: Me
     assert member.metadata.oldest_needed_physical() is None, "positions that clients commit are in no log"
 
 
-def test_start_replays_no_more_changes_than_a_file_may_be_behind(member: Member) -> None:
+def test_start_replays_no_more_changes_than_a_file_may_be_behind(member: TablesMember) -> None:
     for number in range(_BEHIND + 10):
         member.groups.set_forbidden("g", str(number % 2), forbidden=number % 3 == 0)
     assert member.topics.file.dirty, "its file is too far behind, though none of the changes is its own"
@@ -755,7 +757,7 @@ def test_start_replays_no_more_changes_than_a_file_may_be_behind(member: Member)
     assert offsets == [member.journal.position] * 3
 
 
-def test_delay_positions_of_the_log_override_a_file_ahead_of_it(member: Member) -> None:
+def test_delay_positions_of_the_log_override_a_file_ahead_of_it(member: TablesMember) -> None:
     """As after a truncation: the copies are gone, so the positions behind them are void as well."""
     deliver_a_delayed_message(member)
     member.sync()
@@ -776,7 +778,7 @@ def test_delay_positions_of_the_log_override_a_file_ahead_of_it(member: Member) 
 def test_truncated_delivery_is_repeated_by_the_reelected_master(tmp_path: Path, delivered_before: int) -> None:
     """No other master has delivered a message in between."""
     clock = ManualClock(1_700_000_000_000)
-    member = Member(tmp_path, clock)
+    member = TablesMember(tmp_path, clock)
     member.topics.create_plain("t", 1)
     for _ in range(delivered_before):
         member.put_delayed("t")

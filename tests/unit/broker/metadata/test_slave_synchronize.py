@@ -27,7 +27,7 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import METADATA_LOG
 from neve.remoting.signature import signed
-from tests.unit.broker.metadata.members import Member
+from tests.unit.broker.metadata.members import TablesMember
 
 A, B = Master("a:1", 1), Master("b:1", 2)
 
@@ -60,14 +60,14 @@ class Api:
 class Slave:
     """A following member. The test sets how much of its log is confirmed."""
 
-    def __init__(self, member: Member, api: Api) -> None:
+    def __init__(self, member: TablesMember, api: Api) -> None:
         self.member, self.api, self.confirmed = member, api, 0
         self.unreadable: list[str] = []
         self.sync = SlaveSynchronize(
             member.metadata, api, confirmed=lambda: self.confirmed, on_unreadable=self.unreadable.append
         )
 
-    def hear(self, master: Member) -> None:
+    def hear(self, master: TablesMember) -> None:
         """Copy the whole log and confirm it."""
         for record in master.records()[len(self.member.records()) :]:
             self.member.hear(record)
@@ -78,7 +78,9 @@ class Slave:
         return self.member.offsets.table()
 
 
-def polls_of(member: Member, leads_in: Callable[[], int | None], guard: Guard | None = None) -> SlavePollsProcessor:
+def polls_of(
+    member: TablesMember, leads_in: Callable[[], int | None], guard: Guard | None = None
+) -> SlavePollsProcessor:
     stock = cast("Any", None)
     return SlavePollsProcessor(member.metadata, stock, stock, guard or Unguarded(), leads_in=leads_in)
 
@@ -89,9 +91,9 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def master(tmp_path: Path, clock: ManualClock) -> Member:
+def master(tmp_path: Path, clock: ManualClock) -> TablesMember:
     """A master with a topic of nine messages and a group that has consumed them."""
-    made = Member(tmp_path / "a", clock)
+    made = TablesMember(tmp_path / "a", clock)
     made.topics.create_plain("t", 1)
     for _ in range(9):
         made.put("t")
@@ -100,7 +102,7 @@ def master(tmp_path: Path, clock: ManualClock) -> Member:
 
 
 @pytest.fixture
-def api(master: Member) -> Api:
+def api(master: TablesMember) -> Api:
     api = Api()
     api.polls[A.address] = polls_of(master, lambda: A.epoch)
     return api
@@ -108,7 +110,7 @@ def api(master: Member) -> Api:
 
 @pytest.fixture
 def slave(tmp_path: Path, clock: ManualClock, api: Api) -> Slave:
-    return Slave(Member(tmp_path / "b", clock), api)
+    return Slave(TablesMember(tmp_path / "b", clock), api)
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -122,7 +124,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 # -- images beyond the own log
 
 
-def test_offsets_wait_until_the_own_log_is_confirmed_as_far(master: Member, slave: Slave) -> None:
+def test_offsets_wait_until_the_own_log_is_confirmed_as_far(master: TablesMember, slave: Slave) -> None:
     async def scenario() -> None:
         slave.sync.follow(A)
         await slave.sync.poll()
@@ -139,7 +141,7 @@ def test_offsets_wait_until_the_own_log_is_confirmed_as_far(master: Member, slav
     run(scenario)
 
 
-def test_group_that_was_reset_or_deleted_is_so_on_the_slave(master: Member, slave: Slave) -> None:
+def test_group_that_was_reset_or_deleted_is_so_on_the_slave(master: TablesMember, slave: Slave) -> None:
     async def scenario() -> None:
         master.offsets.commit("gone", "t", 0, 3)
         slave.hear(master)
@@ -154,7 +156,7 @@ def test_group_that_was_reset_or_deleted_is_so_on_the_slave(master: Member, slav
     run(scenario)
 
 
-def test_reset_included_in_an_image_is_not_applied_on_top_of_it(master: Member, slave: Slave) -> None:
+def test_reset_included_in_an_image_is_not_applied_on_top_of_it(master: TablesMember, slave: Slave) -> None:
     """The image arrives before the log: the slave follows the log first and installs the image afterwards."""
 
     async def scenario() -> None:
@@ -178,11 +180,11 @@ def test_reset_included_in_an_image_is_not_applied_on_top_of_it(master: Member, 
 
 
 def test_answer_that_arrives_after_a_change_of_master_is_discarded(
-    master: Member, slave: Slave, api: Api, tmp_path: Path, clock: ManualClock
+    master: TablesMember, slave: Slave, api: Api, tmp_path: Path, clock: ManualClock
 ) -> None:
     async def scenario() -> None:
         slave.hear(master)
-        other = Member(tmp_path / "c", clock)
+        other = TablesMember(tmp_path / "c", clock)
         for record in master.records():
             other.hear(record)
         other.metadata.lead()
@@ -203,7 +205,7 @@ def test_answer_that_arrives_after_a_change_of_master_is_discarded(
     run(scenario)
 
 
-def test_pending_image_of_a_former_master_is_never_installed(master: Member, slave: Slave) -> None:
+def test_pending_image_of_a_former_master_is_never_installed(master: TablesMember, slave: Slave) -> None:
     async def scenario() -> None:
         slave.sync.follow(A)
         await slave.sync.poll()
@@ -217,7 +219,7 @@ def test_pending_image_of_a_former_master_is_never_installed(master: Member, sla
     run(scenario)
 
 
-def test_new_master_installs_no_image_and_limits_offsets_to_its_log_end(master: Member, slave: Slave) -> None:
+def test_new_master_installs_no_image_and_limits_offsets_to_its_log_end(master: TablesMember, slave: Slave) -> None:
     """The group had consumed two of three messages that no other member has.
 
     They are gone, and their offsets are reused.
@@ -243,7 +245,7 @@ def test_new_master_installs_no_image_and_limits_offsets_to_its_log_end(master: 
 
 @pytest.mark.parametrize("epoch", [None, 0, 2])
 def test_master_of_another_epoch_answers_no_poll(
-    master: Member, slave: Slave, api: Api, epoch: int | None, caplog: pytest.LogCaptureFixture
+    master: TablesMember, slave: Slave, api: Api, epoch: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         slave.hear(master)
@@ -259,7 +261,7 @@ def test_master_of_another_epoch_answers_no_poll(
     run(scenario)
 
 
-def test_master_deposed_while_it_gathers_an_answer_does_not_send_it(master: Member) -> None:
+def test_master_deposed_while_it_gathers_an_answer_does_not_send_it(master: TablesMember) -> None:
     async def scenario() -> None:
         epochs = iter([1, 2])
         polls = polls_of(master, lambda: next(epochs))
@@ -274,7 +276,9 @@ def test_master_deposed_while_it_gathers_an_answer_does_not_send_it(master: Memb
 # -- tables
 
 
-def test_tables_are_fetched_once_per_connection_and_then_follow_the_log(master: Member, slave: Slave, api: Api) -> None:
+def test_tables_are_fetched_once_per_connection_and_then_follow_the_log(
+    master: TablesMember, slave: Slave, api: Api
+) -> None:
     async def scenario() -> None:
         slave.hear(master)
         slave.sync.follow(A)
@@ -293,7 +297,9 @@ def test_tables_are_fetched_once_per_connection_and_then_follow_the_log(master: 
     run(scenario)
 
 
-def test_log_that_lacks_changes_waits_for_the_tables_and_fetches_them(master: Member, slave: Slave, api: Api) -> None:
+def test_log_that_lacks_changes_waits_for_the_tables_and_fetches_them(
+    master: TablesMember, slave: Slave, api: Api
+) -> None:
     async def scenario() -> None:
         slave.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
         master.topics.create_plain("late", 1)
@@ -316,7 +322,7 @@ def test_log_that_lacks_changes_waits_for_the_tables_and_fetches_them(master: Me
 
 
 def test_tables_older_than_the_log_needs_are_fetched_again(
-    master: Member, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
+    master: TablesMember, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         slave.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
@@ -346,7 +352,7 @@ def test_tables_older_than_the_log_needs_are_fetched_again(
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), TimeoutError(), NeveError(None, "busy")])
 def test_failed_fetch_of_tables_is_repeated_and_does_not_delay_offsets(
-    master: Member, slave: Slave, api: Api, error: Exception
+    master: TablesMember, slave: Slave, api: Api, error: Exception
 ) -> None:
     async def scenario() -> None:
         slave.hear(master)
@@ -365,7 +371,7 @@ def test_failed_fetch_of_tables_is_repeated_and_does_not_delay_offsets(
 
 
 def test_tables_that_the_disk_refused_are_fetched_again(
-    master: Member, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
+    master: TablesMember, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         slave.hear(master)
@@ -387,7 +393,7 @@ def test_tables_that_the_disk_refused_are_fetched_again(
     run(scenario)
 
 
-def test_slave_that_cannot_follow_a_change_stops_following(master: Member, slave: Slave, api: Api) -> None:
+def test_slave_that_cannot_follow_a_change_stops_following(master: TablesMember, slave: Slave, api: Api) -> None:
     async def scenario() -> None:
         slave.hear(master)
         slave.sync.follow(A)
@@ -422,7 +428,7 @@ def test_master_that_answers_unlike_neve_is_reported(slave: Slave, api: Api) -> 
 # -- the task
 
 
-def test_new_master_is_polled_at_once(master: Member, slave: Slave) -> None:
+def test_new_master_is_polled_at_once(master: TablesMember, slave: Slave) -> None:
     async def scenario() -> None:
         slave.hear(master)
         task = asyncio.create_task(slave.sync.run())
@@ -437,7 +443,7 @@ def test_new_master_is_polled_at_once(master: Member, slave: Slave) -> None:
 # -- secrets
 
 
-def test_tables_with_secrets_are_sent_only_to_a_super_user_over_tls(master: Member) -> None:
+def test_tables_with_secrets_are_sent_only_to_a_super_user_over_tls(master: TablesMember) -> None:
     def users(tables: AuthTables) -> None:
         tables.users |= {"boss": User("s", SUPER), "worker": User("w")}
 
@@ -469,7 +475,7 @@ def test_tables_with_secrets_are_sent_only_to_a_super_user_over_tls(master: Memb
 # -- on the wire
 
 
-def test_image_is_decoded_as_encoded_and_damaged_ones_are_refused(master: Member) -> None:
+def test_image_is_decoded_as_encoded_and_damaged_ones_are_refused(master: TablesMember) -> None:
     image = at_once(master.metadata.offsets_image())
     data = deflated(image)
     assert decode_offsets_image(inflated(data)) == image
@@ -479,7 +485,7 @@ def test_image_is_decoded_as_encoded_and_damaged_ones_are_refused(master: Member
     assert 100 * len(data) < MAX_IMAGE
 
 
-def test_wide_table_is_gathered_in_turns_below_its_log_end(master: Member) -> None:
+def test_wide_table_is_gathered_in_turns_below_its_log_end(master: TablesMember) -> None:
     for number in range(600):
         master.offsets.commit(f"g{number}", "t", 0, 9)
     turns = 0

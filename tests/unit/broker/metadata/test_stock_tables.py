@@ -20,12 +20,12 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
 from tests.unit.broker.metadata.apache_tables import GROUPS, MODES, TOPICS
-from tests.unit.broker.metadata.members import Member
+from tests.unit.broker.metadata.members import TablesMember
 
 APACHE = Master("apache:1", 0, is_stock=True)
 
 
-class Apache:
+class ApacheAnswers:
     """An Apache master's answers, and the requests in their order."""
 
     def __init__(self) -> None:
@@ -55,22 +55,22 @@ class Apache:
         """Do nothing: there is no connection."""
 
 
-class Slave:
+class SlaveOfApache:
     """A slave. The test sets how much of its log is confirmed."""
 
-    def __init__(self, member: Member, api: Apache) -> None:
+    def __init__(self, member: TablesMember, api: ApacheAnswers) -> None:
         self.member, self.confirmed = member, 0
         self.sync = SlaveSynchronize(member.metadata, api, confirmed=lambda: self.confirmed, on_unreadable=pytest.fail)
 
 
 @pytest.fixture
-def apache() -> Apache:
-    return Apache()
+def apache() -> ApacheAnswers:
+    return ApacheAnswers()
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> Member:
-    member = Member(tmp_path, ManualClock(1_700_000_000_000))
+def member(tmp_path: Path) -> TablesMember:
+    member = TablesMember(tmp_path, ManualClock(1_700_000_000_000))
     for _ in range(3):
         for level in (1, 3):
             member.store.put(
@@ -80,8 +80,8 @@ def member(tmp_path: Path) -> Member:
 
 
 @pytest.fixture
-def slave(member: Member, apache: Apache) -> Slave:
-    return Slave(member, apache)
+def slave(member: TablesMember, apache: ApacheAnswers) -> SlaveOfApache:
+    return SlaveOfApache(member, apache)
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -92,7 +92,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_all_tables_are_installed_once_the_own_log_is_confirmed(slave: Slave, apache: Apache) -> None:
+def test_all_tables_are_installed_once_the_own_log_is_confirmed(slave: SlaveOfApache, apache: ApacheAnswers) -> None:
     async def scenario() -> None:
         slave.sync.follow(APACHE)
         slave.confirmed = 99
@@ -113,7 +113,7 @@ def test_all_tables_are_installed_once_the_own_log_is_confirmed(slave: Slave, ap
     run(scenario)
 
 
-def test_deletions_and_resets_of_the_master_are_applied(slave: Slave, apache: Apache) -> None:
+def test_deletions_and_resets_of_the_master_are_applied(slave: SlaveOfApache, apache: ApacheAnswers) -> None:
     async def scenario() -> None:
         slave.confirmed = 100
         more = ',"gone":{"topicName":"gone"}'
@@ -132,7 +132,9 @@ def test_deletions_and_resets_of_the_master_are_applied(slave: Slave, apache: Ap
     run(scenario)
 
 
-def test_tables_of_the_installed_version_are_neither_replaced_nor_saved(slave: Slave, apache: Apache) -> None:
+def test_tables_of_the_installed_version_are_neither_replaced_nor_saved(
+    slave: SlaveOfApache, apache: ApacheAnswers
+) -> None:
     async def scenario() -> None:
         slave.confirmed = 100
         slave.sync.follow(APACHE)
@@ -146,7 +148,7 @@ def test_tables_of_the_installed_version_are_neither_replaced_nor_saved(slave: S
         assert [file.dirty for file in files] == [False] * 5
         assert all(member.topics.topics[name] is row for name, row in before.items())
         member.kill()
-        again = Slave(member, apache)
+        again = SlaveOfApache(member, apache)
         again.confirmed = 100
         again.sync.follow(APACHE)
         await again.sync.poll()
@@ -156,7 +158,7 @@ def test_tables_of_the_installed_version_are_neither_replaced_nor_saved(slave: S
     run(scenario)
 
 
-def test_system_topics_of_the_broker_are_kept(slave: Slave, apache: Apache) -> None:
+def test_system_topics_of_the_broker_are_kept(slave: SlaveOfApache, apache: ApacheAnswers) -> None:
     async def scenario() -> None:
         own = system_topics("b", "c", auto_create=True, queues=8, trace=False)
         slave.member.topics.ensure_system(own)
@@ -170,7 +172,7 @@ def test_system_topics_of_the_broker_are_kept(slave: Slave, apache: Apache) -> N
     run(scenario)
 
 
-def test_rows_of_internal_topics_are_not_installed(slave: Slave, apache: Apache) -> None:
+def test_rows_of_internal_topics_are_not_installed(slave: SlaveOfApache, apache: ApacheAnswers) -> None:
     async def scenario() -> None:
         own = system_topics("b", "c", auto_create=True, queues=8, trace=False)
         slave.member.topics.ensure_system(own)
@@ -187,15 +189,17 @@ def test_rows_of_internal_topics_are_not_installed(slave: Slave, apache: Apache)
     run(scenario)
 
 
-def test_changes_older_than_the_master_are_not_applied_again(slave: Slave, apache: Apache, tmp_path: Path) -> None:
+def test_changes_older_than_the_master_are_not_applied_again(
+    slave: SlaveOfApache, apache: ApacheAnswers, tmp_path: Path
+) -> None:
     """The log is of a set whose master was a neve broker. Its first changes are evicted on all members."""
 
     async def scenario() -> None:
         clock = ManualClock(1_700_000_000_000)
-        earlier = Member(tmp_path / "earlier", clock)
+        earlier = TablesMember(tmp_path / "earlier", clock)
         for name in ("t", "old"):
             earlier.topics.create_plain(name, 1)
-        young = Slave(Member(tmp_path / "young", clock), apache)
+        young = SlaveOfApache(TablesMember(tmp_path / "young", clock), apache)
         young.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
         for record in earlier.records():
             if record.queue_offset >= 1:
@@ -224,7 +228,7 @@ def test_changes_older_than_the_master_are_not_applied_again(slave: Slave, apach
         (Code.GET_BROKER_HA_STATUS, '{"master":true}'),
     ],
 )
-def test_incomplete_answer_installs_nothing(slave: Slave, apache: Apache, code: Code, body: str) -> None:
+def test_incomplete_answer_installs_nothing(slave: SlaveOfApache, apache: ApacheAnswers, code: Code, body: str) -> None:
     async def scenario() -> None:
         apache.answers[code] = body
         with pytest.raises(NeveError):
@@ -237,7 +241,7 @@ def test_incomplete_answer_installs_nothing(slave: Slave, apache: Apache, code: 
     run(scenario)
 
 
-def test_timers_and_unsupported_state_of_a_master_are_read(apache: Apache) -> None:
+def test_timers_and_unsupported_state_of_a_master_are_read(apache: ApacheAnswers) -> None:
     async def scenario() -> None:
         image = await ask_stock_master(apache, APACHE.address)
         assert (image.timers, image.elsewhere) == (TimerCheckPoint(1_700_000_000_000, 5), [])
@@ -250,7 +254,7 @@ def test_timers_and_unsupported_state_of_a_master_are_read(apache: Apache) -> No
     run(scenario)
 
 
-def test_answer_of_a_former_master_is_discarded(slave: Slave, apache: Apache) -> None:
+def test_answer_of_a_former_master_is_discarded(slave: SlaveOfApache, apache: ApacheAnswers) -> None:
     async def scenario() -> None:
         slave.sync.follow(APACHE)
         await slave.sync.poll()
