@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from access.model import AuthError, Policy, PolicyEntry, User, check_name, check_policy, check_user
+from access.permissions import super_users
+from access.route import Route, routes_of
 from access.store import AuthStore, AuthTables
 from infra.net.remoting_server import Connection
-from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError
 from neve.remoting.body import dumps, lenient_loads
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -25,24 +26,9 @@ class AuthAdmin:
     def __init__(self, store: AuthStore) -> None:
         self._store = store
 
-    def register_on(self, router: RequestRouter) -> None:
-        code = RequestCode
-        for number, handler in {
-            code.AUTH_CREATE_USER: self.create_user,
-            code.AUTH_UPDATE_USER: self.update_user,
-            code.AUTH_DELETE_USER: self.delete_user,
-            code.AUTH_CREATE_ACL: self.create_acl,
-            code.AUTH_UPDATE_ACL: self.update_acl,
-            code.AUTH_DELETE_ACL: self.delete_acl,
-        }.items():
-            router.register(number, handler)
-        router.register(code.AUTH_GET_USER, self.get_user)
-        router.register(code.AUTH_LIST_USER, self.list_users)
-        router.register(code.AUTH_GET_ACL, self.get_acl)
-        router.register(code.AUTH_LIST_ACL, self.list_acls)
-
     # ---- users
 
+    @Route(RequestCode.AUTH_CREATE_USER, super_users, reads=False)
     async def create_user(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3001"""
         body = _object(request)
@@ -55,6 +41,7 @@ class AuthAdmin:
 
         return await self._apply(request, edit)
 
+    @Route(RequestCode.AUTH_UPDATE_USER, super_users, reads=False)
     async def update_user(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3002: fields that the body lacks stay unchanged."""
         body = _object(request)
@@ -65,6 +52,7 @@ class AuthAdmin:
 
         return await self._apply(request, edit)
 
+    @Route(RequestCode.AUTH_DELETE_USER, super_users, reads=False)
     async def delete_user(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3003: delete a user with its policies."""
 
@@ -75,11 +63,13 @@ class AuthAdmin:
 
         return await self._apply(request, edit)
 
+    @Route(RequestCode.AUTH_GET_USER, super_users, reads=True)
     def get_user(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3004"""
         name = _field(request, "username")
         return _answer(request, _user_info(name, _known(self._store.tables, name)))
 
+    @Route(RequestCode.AUTH_LIST_USER, super_users, reads=True)
     def list_users(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3005"""
         wanted = _field(request, "filter")
@@ -88,14 +78,17 @@ class AuthAdmin:
 
     # ---- policies
 
+    @Route(RequestCode.AUTH_CREATE_ACL, super_users, reads=False)
     async def create_acl(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3006: add rules; they replace the subject's rules for the same resources."""
         return await self._merge(request)
 
+    @Route(RequestCode.AUTH_UPDATE_ACL, super_users, reads=False)
     async def update_acl(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3007: as 3006, since mqadmin sends one resource per request."""
         return await self._merge(request)
 
+    @Route(RequestCode.AUTH_DELETE_ACL, super_users, reads=False)
     async def delete_acl(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3008: delete all rules of a subject, or of one type or one resource."""
         kind, resource = _field(request, "policyType"), _field(request, "resource")
@@ -114,6 +107,7 @@ class AuthAdmin:
 
         return await self._apply(request, edit)
 
+    @Route(RequestCode.AUTH_GET_ACL, super_users, reads=True)
     def get_acl(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3009"""
         subject = _field(request, "subject")
@@ -122,6 +116,7 @@ class AuthAdmin:
             raise BrokerError(ResponseCode.POLICY_NOT_EXIST, f"the acl of {subject} does not exist")
         return _answer(request, _acl_info(subject, found))
 
+    @Route(RequestCode.AUTH_LIST_ACL, super_users, reads=True)
     def list_acls(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3010"""
         subject, resource = _field(request, "subjectFilter"), _field(request, "resourceFilter")
@@ -161,6 +156,9 @@ class AuthAdmin:
         except AuthError as error:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, str(error)) from error
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+
+ROUTES = routes_of(Route, [AuthAdmin])
 
 
 def _field(request: RemotingCommand, name: str) -> str:

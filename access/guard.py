@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -12,7 +12,16 @@ import msgspec
 
 from access.config import SecurityConfig
 from access.model import ENABLED, MAX_NAME, SUPER, PermissionCheck, User, check_name, check_user
-from access.permissions import NEEDS, RETRY_TOPIC, Need, NeedOfAll, RetryOwners, of_owners, topic_need
+from access.permissions import (
+    RETRY_TOPIC,
+    Need,
+    NeedOfAll,
+    Permission,
+    RetryOwners,
+    of_owners,
+    super_users,
+    topic_need,
+)
 from access.signed_sends import SignedSends
 from access.store import NO_CHANGE_LOG, AuthStore, AuthTables, ChangeLog
 from infra.disk.filesystem import Disk
@@ -26,8 +35,6 @@ from neve.remoting.signature import ACCESS_KEY, verify
 
 log = logging.getLogger(__name__)
 
-# Only super users may manage users and policies: others could grant themselves any permission.
-_SUPER_ONLY = range(3001, 3011)
 # Cached decisions, one per user, kind, actions and address.
 _MOST_DECISIONS = 4096
 
@@ -118,8 +125,17 @@ class SignatureGuard:
     of its connection is allowed without another check of its topics.
     """
 
-    def __init__(self, store: AuthStore, *, authorize: bool, cluster: str, retry_owners: RetryOwners) -> None:
-        self.store = store
+    def __init__(
+        self,
+        store: AuthStore,
+        permissions: Mapping[int, Permission],
+        *,
+        authorize: bool,
+        cluster: str,
+        retry_owners: RetryOwners,
+    ) -> None:
+        """Create a guard; `permissions` has those of all codes that the server answers."""
+        self.store, self.permissions = store, permissions
         self.signed_sends: SignedSends | None = SignedSends(
             store, lambda connection, name, topic: self.may_use_topic(connection, name, topic, "Pub")
         )
@@ -157,29 +173,31 @@ class SignatureGuard:
             return "check signature failed."
         if user.user_type == SUPER:
             return None
-        if command.code in _SUPER_ONLY:
+        permission = self.permissions.get(command.code)
+        if permission is super_users:
             return f"user {name!r} is not a super user"
-        return self._denied(tables, name, connection, command) if self._authorize else None
+        if permission is None or not self._authorize:  # a code without a permission has no handler
+            return None
+        return self._denied(permission, tables, name, connection, command)
 
-    def _denied(self, tables: AuthTables, name: str, connection: Connection, command: RemotingCommand) -> str | None:
-        needs = NEEDS.get(command.code)
-        if needs is None:
-            return f"request {command.code} has no permission that could allow it"
+    def _denied(
+        self, permission: Permission, tables: AuthTables, name: str, connection: Connection, command: RemotingCommand
+    ) -> str | None:
         self._follow(tables)
         try:
             if command.code == RequestCode.HEART_BEAT:
-                return self._heartbeat_denied(tables, name, connection, command)
-            return self._first_refusal(tables, name, connection, needs(command, self._cluster))
+                return self._heartbeat_denied(permission, tables, name, connection, command)
+            return self._first_refusal(tables, name, connection, permission(command, self._cluster))
         except NeveError:
             return "the request's body does not parse"
 
     def _heartbeat_denied(
-        self, tables: AuthTables, name: str, connection: Connection, command: RemotingCommand
+        self, permission: Permission, tables: AuthTables, name: str, connection: Connection, command: RemotingCommand
     ) -> str | None:
         body, known = (len(command.body), hash(command.body)), self._allowed.get(connection)
         if known is not None and known.user == name and known.body == body:
             return self._first_refusal(tables, name, connection, known.again)
-        needs = list(NEEDS[RequestCode.HEART_BEAT](command, self._cluster))
+        needs = list(permission(command, self._cluster))
         refusal = self._first_refusal(tables, name, connection, needs)
         if refusal is None:
             again = [need for need in needs if isinstance(need, Need) and need.kind == RETRY_TOPIC]

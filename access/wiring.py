@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from access.admin import AuthAdmin
+from access.admin import ROUTES, AuthAdmin
 from access.config import SecurityConfig
 from access.guard import Guard, GuardedHandler, SignatureGuard, Unguarded, inner_credentials, open_store
 from access.permissions import RetryOwners
+from access.route import Route, register_handlers
 from access.store import NO_CHANGE_LOG, ChangeLog
 from infra.disk.filesystem import Disk
 from infra.net.limits import RemotingLimits
@@ -35,16 +36,26 @@ def make_guard(
     config: SecurityConfig,
     path: Path,
     disk: Disk,
+    routes: Mapping[int, Route],
     *,
     cluster: str,
     retry_owners: RetryOwners = lambda _: (),
     changes: ChangeLog = NO_CHANGE_LOG,
 ) -> SignatureGuard | Unguarded:
-    """Return the guard for the users and policies at `path`, or for no authentication. Raises StartupError."""
+    """Return the guard for the users and policies at `path`, or for no authentication. Raises StartupError.
+
+    `routes` are the rows of all codes that the server answers; those of users and policies are added.
+    """
     store = open_store(config, path, disk, changes)
     if store is None:
         return Unguarded()
-    return SignatureGuard(store, authorize=config.authorization_enabled, cluster=cluster, retry_owners=retry_owners)
+    return SignatureGuard(
+        store,
+        {code: route.permission for code, route in {**routes, **ROUTES}.items()},
+        authorize=config.authorization_enabled,
+        cluster=cluster,
+        retry_owners=retry_owners,
+    )
 
 
 def peer_security(config: SecurityConfig) -> PeerSecurity:
@@ -54,10 +65,16 @@ def peer_security(config: SecurityConfig) -> PeerSecurity:
 
 
 def guarded(router: RequestRouter, guard: Guard) -> RequestRouter | GuardedHandler:
-    """Return the router itself without authentication; else behind the guard, with requests 3001 to 3010."""
+    """Return the router itself without authentication; else behind the guard, with requests 3001 to 3010.
+
+    Raises ValueError for a handler of a code that the guard has no permission for.
+    """
     if not isinstance(guard, SignatureGuard):
         return router
-    AuthAdmin(guard.store).register_on(router)
+    register_handlers(router, AuthAdmin(guard.store))
+    without = sorted(router.codes - guard.permissions.keys())
+    if without:
+        raise ValueError(f"request codes without a permission: {without}")
     return GuardedHandler(guard, router)
 
 

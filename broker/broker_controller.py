@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +74,6 @@ from broker.requests.admin_relay import AdminRelayProcessor
 from broker.requests.admin_stats import AdminStatsProcessor
 from broker.requests.admin_topics import AdminTopicsProcessor
 from broker.requests.broker_set import BrokerSetProcessor
-from broker.requests.by_role import RoleGate
 from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
 from broker.requests.end_transaction import EndTransactionProcessor
@@ -83,19 +82,20 @@ from broker.requests.peek_message import PeekMessageProcessor
 from broker.requests.pop_ack import PopAckProcessor
 from broker.requests.pop_message import PopMessageProcessor
 from broker.requests.pop_request import PopChecks
-from broker.requests.promises import check_answers, keep_promises
 from broker.requests.pull_message import PullMessageProcessor
 from broker.requests.query_assignment import QueryAssignmentProcessor
 from broker.requests.query_message import QueryMessageProcessor
 from broker.requests.queue_range import QueueRangeProcessor
 from broker.requests.recall_message import RecallMessageProcessor
+from broker.requests.replicated_answers import wait_for_replication
 from broker.requests.reply_message import ReplyMessageProcessor
 from broker.requests.reset_offset import ResetOffsetProcessor
+from broker.requests.role_gate import RoleGate
 from broker.requests.runtime_info import RuntimeInfoProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
 from broker.requests.slave_polls import SlavePollsProcessor
-from broker.requests.table import Processors
+from broker.requests.table import ROUTES, register_all
 from broker.role import BrokerRole
 from broker.stats import broker_metrics
 from broker.stats.admin_pages import AdminPages, register_pages
@@ -337,6 +337,7 @@ class BrokerController:
             config,
             users,
             self._disk,
+            ROUTES,
             cluster=config.broker_cluster_name,
             retry_owners=self.retry_names.owners,
             changes=UserJournal(self.journal, lambda: self.store.log_uuid, lambda: self.intake.settled()),  # noqa: PLW0108
@@ -678,11 +679,27 @@ class BrokerController:
         )
         self.health = Health(self.clock, self._supervisor, self.flusher)
         self.router = RequestRouter()
-        processors = self._make_processors()
-        processors.register_on(self.router)
-        self._ended = Transactions(
-            processors.transactions.committed, processors.transactions.rolled_back, lambda: len(self.transactions)
+        self.router.express = ExpressSend(
+            self.intake,
+            self.writer,
+            config,
+            self.clock,
+            topics=self.topics,
+            stats=self.stats,
+            signed_sends=self.guard.signed_sends,
+            address=self.address,
+        ).serve
+        transactions = EndTransactionProcessor(
+            self.intake,
+            self.transactions,
+            self.store,
+            self.tiered,
+            clock=self.clock,
+            topics=self.topics,
+            guard=self.guard,
         )
+        register_all(self.router, self._make_processors(transactions))
+        self._ended = Transactions(transactions.committed, transactions.rolled_back, lambda: len(self.transactions))
         self.server = make_server(
             config,
             self.router,
@@ -691,9 +708,8 @@ class BrokerController:
             port=config.listen_port,
             in_use=lambda: self.store.descriptors,
         )
-        check_answers(self.router.codes)
         if self._replication.waits:
-            keep_promises(self.router, self._replication, self._log_end)
+            wait_for_replication(self.router, self._replication, self._log_end)
         RoleGate(self.role, self.router, self.arriving)
         self._admin_token = AdminToken(self._disk, config.root, system_entropy)
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES, token=self._admin_token)
@@ -707,7 +723,7 @@ class BrokerController:
     def _log_end(self) -> int:
         return self.store.max_physical_offset
 
-    def _make_processors(self) -> Processors:
+    def _make_processors(self, transactions: EndTransactionProcessor) -> Collection[object]:
         config, clock = self.config, self.clock
         pop_checks = PopChecks(
             config,
@@ -730,8 +746,8 @@ class BrokerController:
             schedule=self.schedule,
             settled=self.intake.settled,
         )
-        return Processors(
-            sender=SendMessageProcessor(
+        return (
+            SendMessageProcessor(
                 self.intake,
                 clock,
                 groups=self.groups,
@@ -739,20 +755,10 @@ class BrokerController:
                 retry_names=self.retry_names,
                 broker_name=config.broker_name,
             ),
-            send_back=SendBackProcessor(
+            SendBackProcessor(
                 self.intake, self.tiered, groups=self.groups, guard=self.guard, stats=self.stats, address=self.address
             ),
-            express=ExpressSend(
-                self.intake,
-                self.writer,
-                config,
-                clock,
-                topics=self.topics,
-                stats=self.stats,
-                signed_sends=self.guard.signed_sends,
-                address=self.address,
-            ),
-            puller=PullMessageProcessor(
+            PullMessageProcessor(
                 config,
                 clock,
                 self.role,
@@ -768,7 +774,7 @@ class BrokerController:
                 latency=self.pull_latency,
                 master_may_lack=None if self.plain_slave is None else self.plain_slave.master_may_lack,
             ),
-            clients=ClientManageProcessor(
+            ClientManageProcessor(
                 config,
                 clock,
                 clients=self.clients,
@@ -776,7 +782,7 @@ class BrokerController:
                 groups=self.groups,
                 registration=self.registration,
             ),
-            consumers=ConsumerManageProcessor(
+            ConsumerManageProcessor(
                 self.role,
                 topics=self.topics,
                 groups=self.groups,
@@ -784,9 +790,9 @@ class BrokerController:
                 clients=self.clients,
                 tiered=self.tiered,
             ),
-            ranges=QueueRangeProcessor(self.tiered),
-            locks=LockBatchProcessor(config.broker_name, self.locks, topics=self.topics, groups=self.groups),
-            popper=PopMessageProcessor(
+            QueueRangeProcessor(self.tiered),
+            LockBatchProcessor(config.broker_name, self.locks, topics=self.topics, groups=self.groups),
+            PopMessageProcessor(
                 config,
                 clock,
                 self.life,
@@ -797,7 +803,7 @@ class BrokerController:
                 replication=self._replication,
                 log_end=self._log_end,
             ),
-            peeker=PeekMessageProcessor(
+            PeekMessageProcessor(
                 config,
                 clock,
                 self.life,
@@ -807,10 +813,8 @@ class BrokerController:
                 polling=self.polling,
                 guard=self.guard,
             ),
-            pop_acks=PopAckProcessor(
-                clock, topics=self.topics, tiered=self.tiered, pops=self.pops, polling=self.polling
-            ),
-            assignment=QueryAssignmentProcessor(
+            PopAckProcessor(clock, topics=self.topics, tiered=self.tiered, pops=self.pops, polling=self.polling),
+            QueryAssignmentProcessor(
                 config.broker_name,
                 modes=self.modes,
                 topics=self.topics,
@@ -819,20 +823,12 @@ class BrokerController:
                 name_servers=self.name_servers,
                 settled=self.intake.settled,
             ),
-            query=QueryMessageProcessor(clock, self.tiered, self.store),
-            transactions=EndTransactionProcessor(
-                self.intake,
-                self.transactions,
-                self.store,
-                self.tiered,
-                clock=clock,
-                topics=self.topics,
-                guard=self.guard,
-            ),
-            recall=RecallMessageProcessor(self.intake, config, clock, topics=self.topics),
-            replies=ReplyMessageProcessor(self.intake, self.clients, config, clock, address=self.address),
-            topics=topics,
-            groups=AdminGroupsProcessor(
+            QueryMessageProcessor(clock, self.tiered, self.store),
+            transactions,
+            RecallMessageProcessor(self.intake, config, clock, topics=self.topics),
+            ReplyMessageProcessor(self.intake, self.clients, config, clock, address=self.address),
+            topics,
+            AdminGroupsProcessor(
                 config,
                 self.groups,
                 self.topics,
@@ -840,8 +836,8 @@ class BrokerController:
                 self.intake.settled,
                 register_soon=self.registration.soon,
             ),
-            config=AdminConfigProcessor(config, self.kept, self.topics),
-            stats=AdminStatsProcessor(
+            AdminConfigProcessor(config, self.kept, self.topics),
+            AdminStatsProcessor(
                 config.broker_name,
                 self.address,
                 topics=self.topics,
@@ -852,8 +848,8 @@ class BrokerController:
                 queue_stats=QueueStats(self.tiered, self.offsets),
                 tiers=TopicTiers(lambda: None if self.archive.journal is None else self.archive.journal.catalog),
             ),
-            connections=AdminConnectionsProcessor(self.clients, self.offsets, self.address),
-            runtime=RuntimeInfoProcessor(
+            AdminConnectionsProcessor(self.clients, self.offsets, self.address),
+            RuntimeInfoProcessor(
                 clock,
                 self.store,
                 self.schedule,
@@ -862,8 +858,8 @@ class BrokerController:
                 conditions=lambda: self.conditions.now(),  # noqa: PLW0108 - created by the start
                 waiting=lambda: {"timersWaiting": len(self.timers), "transactionsWaiting": len(self.transactions)},
             ),
-            offsets=offsets,
-            reset=ResetOffsetProcessor(
+            offsets,
+            ResetOffsetProcessor(
                 config.broker_name,
                 topics=self.topics,
                 groups=self.groups,
@@ -873,14 +869,12 @@ class BrokerController:
                 arriving=self.arriving,
                 settled=self.intake.settled,
             ),
-            relay=AdminRelayProcessor(
-                config.broker_name, self.clients, self.tiered, topics=self.topics, groups=self.groups
-            ),
-            inspect=AdminInspectProcessor(self.store, self.topics, self.clients, self.stats),
-            polls=SlavePollsProcessor(
+            AdminRelayProcessor(config.broker_name, self.clients, self.tiered, topics=self.topics, groups=self.groups),
+            AdminInspectProcessor(self.store, self.topics, self.clients, self.stats),
+            SlavePollsProcessor(
                 self.metadata, topics, offsets, self.guard, leads_in=self._leads_in, frontier=self._frontier
             ),
-            broker_set=BrokerSetProcessor(
+            BrokerSetProcessor(
                 self.store,
                 self.replicas,
                 self.plain_slave,

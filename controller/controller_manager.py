@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from importlib.metadata import version
 
+from access.route import register_handlers
 from access.server_pages import ServerPages
 from access.wiring import make_guard, make_server
 from controller.broker_sets import BrokerSets
@@ -15,7 +16,7 @@ from controller.decision import DEFAULT_TIMEOUT_MS, Rules
 from controller.liveness import Liveness
 from controller.other_controllers import NO_OTHER_CONTROLLERS, OtherControllers
 from controller.register import Register
-from controller.requests import Requests
+from controller.requests import ROUTES, Requests
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.loop.supervisor import Supervisor, Trouble
@@ -66,8 +67,8 @@ class ControllerManager:
             spawn=self._supervisor.spawn,
         )
         self._router = router = RequestRouter()
-        Requests(config, self.sets, self._liveness).register_on(router)
-        guard = make_guard(config, config.auth_path, disk, cluster=config.cluster_name)
+        register_handlers(router, Requests(config, self.sets, self._liveness))
+        guard = make_guard(config, config.auth_path, disk, ROUTES, cluster=config.cluster_name)
         descriptors = budget(open_files_limit(), 0)  # a controller maps no files
         self._server = make_server(config, router, guard, descriptors, port=config.port, closed=self._closed)
         self._pages = ServerPages(

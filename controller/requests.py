@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from access.permissions import GET, UPDATE, of_cluster
+from access.route import Route, routes_of
 from controller.broker_sets import BrokerSets
 from controller.controller_config import ControllerConfig
 from controller.decision import (
@@ -33,12 +35,12 @@ from controller.decision import (
 )
 from controller.liveness import Liveness
 from infra.config.properties import ConfigError, parse_properties, to_properties, update_live
-from infra.net.remoting_server import Connection, Handler
-from infra.net.request_router import RequestRouter
+from infra.net.remoting_server import Connection
 from infra.observe import log as logs
 from neve.errors import BrokerError
 from neve.remoting.body import dumps, dumps_object_keys, loads_as
-from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int32, Int64, optional_bool, optional_int, require_int, require_str
 
@@ -64,32 +66,9 @@ class Requests:
     def __init__(self, config: ControllerConfig, sets: BrokerSets, liveness: Liveness) -> None:
         self._config, self._sets, self._liveness = config, sets, liveness
 
-    def register_on(self, router: RequestRouter) -> None:
-        """Register the handlers of all codes that a controller serves."""
-        code = RequestCode
-        reading: dict[RequestCode, Handler] = {
-            code.CONTROLLER_GET_METADATA_INFO: self.metadata,
-            code.CONTROLLER_GET_NEXT_BROKER_ID: self.next_broker_id,
-            code.CONTROLLER_GET_REPLICA_INFO: self.replica_info,
-            code.CONTROLLER_GET_SYNC_STATE_DATA: self.sync_state_data,
-            code.GET_CONTROLLER_CONFIG: self.get_config,
-        }
-        changing: dict[RequestCode, Handler] = {
-            code.CONTROLLER_APPLY_BROKER_ID: self.apply_broker_id,
-            code.CONTROLLER_REGISTER_BROKER: self.register_broker,
-            code.BROKER_HEARTBEAT: self.heartbeat,
-            code.CONTROLLER_ELECT_MASTER: self.elect_master,
-            code.CONTROLLER_ALTER_SYNC_STATE_SET: self.alter_sync_state_set,
-            code.CLEAN_BROKER_DATA: self.clean_broker_data,
-            code.UPDATE_CONTROLLER_CONFIG: self.update_config,
-        }
-        for number, handler in reading.items():
-            router.register(number, handler, reads=True)
-        for number, handler in changing.items():
-            router.register(number, handler)
-
     # ---- metadata
 
+    @Route(Code.CONTROLLER_GET_METADATA_INFO, of_cluster(GET), reads=True)
     def metadata(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1005. Each controller answers every request, so each reports itself as the leader."""
         config, peer = self._config, self._config.peer
@@ -108,12 +87,14 @@ class Requests:
 
     # ---- becoming a member
 
+    @Route(Code.CONTROLLER_GET_NEXT_BROKER_ID, of_cluster(UPDATE), reads=True)
     async def next_broker_id(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1012."""
         identity = _cluster_and_name(request)
         answer = await self._sets.carry_out(GetNextBrokerId(**identity))
         return _answered(request, answer, {**_wire(identity), "nextBrokerId": answer.next_broker_id})
 
+    @Route(Code.CONTROLLER_APPLY_BROKER_ID, of_cluster(UPDATE), reads=False)
     async def apply_broker_id(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1013."""
         identity = _cluster_and_name(request)
@@ -124,6 +105,7 @@ class Requests:
         )
         return _answered(request, await self._sets.carry_out(applied), _wire(identity))
 
+    @Route(Code.CONTROLLER_REGISTER_BROKER, of_cluster(UPDATE), reads=False)
     async def register_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1003."""
         identity, ext = _cluster_and_name(request), request.ext
@@ -148,6 +130,7 @@ class Requests:
             body = _NOBODY  # the set is frozen: no role is returned, but Apache's broker requires a body to continue
         return _answered(request, answer, {**_wire(identity), **roles}, body)
 
+    @Route(Code.BROKER_HEARTBEAT, of_cluster(UPDATE), reads=False)
     async def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 904."""
         ext = request.ext
@@ -187,6 +170,7 @@ class Requests:
 
     # ---- roles
 
+    @Route(Code.CONTROLLER_ELECT_MASTER, of_cluster(UPDATE), reads=False)
     async def elect_master(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1002."""
         ext = request.ext
@@ -220,6 +204,7 @@ class Requests:
         body["syncStateSet"] = list(answer.sync_state_set or ())
         return _answered(request, answer, _roles(answer), dumps_object_keys(body))
 
+    @Route(Code.CONTROLLER_ALTER_SYNC_STATE_SET, of_cluster(UPDATE), reads=False)
     async def alter_sync_state_set(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1001."""
         wanted = loads_as(request.body, _SyncStateSet)
@@ -235,6 +220,7 @@ class Requests:
         ext = {"newSyncStateSetEpoch": answer.sync_state_set_epoch or 0}
         return _answered(request, answer, ext, _sync_state_set(answer))
 
+    @Route(Code.CONTROLLER_GET_REPLICA_INFO, of_cluster(GET), reads=True)
     async def replica_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1004. `members` is the number of members; RocketMQ's answer does not have it."""
         answer = await self._sets.carry_out(GetReplicaInfo(_name(request, "brokerName")))
@@ -242,6 +228,7 @@ class Requests:
         del roles["syncStateSetEpoch"]
         return _answered(request, answer, roles, _sync_state_set(answer))
 
+    @Route(Code.CONTROLLER_GET_SYNC_STATE_DATA, of_cluster(GET), reads=True)
     async def sync_state_data(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1006. Unknown names are left out of the answer."""
         names = loads_as(request.body, list[str]) if request.body else []
@@ -264,6 +251,7 @@ class Requests:
         body = dumps_object_keys({"replicasInfoTable": table})
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=body)
 
+    @Route(Code.CLEAN_BROKER_DATA, of_cluster(UPDATE), reads=False)
     async def clean_broker_data(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1011."""
         ext = request.ext
@@ -279,6 +267,7 @@ class Requests:
 
     # ---- settings
 
+    @Route(Code.UPDATE_CONTROLLER_CONFIG, of_cluster(UPDATE), reads=False)
     def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1009. Only keys of an allow-list change; paths and ports never change over the wire."""
         try:
@@ -291,10 +280,13 @@ class Requests:
         log.info("%s:%d changed %s", *connection.remote, sorted(changes))
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @Route(Code.GET_CONTROLLER_CONFIG, of_cluster(GET), reads=True)
     def get_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve 1010."""
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=to_properties(self._config).encode())
 
+
+ROUTES = routes_of(Route, [Requests])
 
 # ---- parsing of requests
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from importlib.metadata import version
 
+from access.route import register_handlers
 from access.server_pages import ServerPages
 from access.wiring import make_guard, make_server
 from infra.clock import Clock
@@ -16,7 +17,7 @@ from infra.process.descriptors import budget
 from infra.process.startup import open_files_limit
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
-from namesrv.request_processor import RequestProcessor
+from namesrv.request_processor import ROUTES, RequestProcessor
 from namesrv.route_info_manager import RouteInfoManager
 
 log = logging.getLogger(__name__)
@@ -35,9 +36,9 @@ class NamesrvController:
         self.routes = RouteInfoManager(clock, config)
         self._supervisor = Supervisor("namesrv")
         self._router = router = RequestRouter()
-        RequestProcessor(config, self.routes, self.kv).register_on(router)
+        register_handlers(router, RequestProcessor(config, self.routes, self.kv))
         auth = config.kv_path.parent / "auth" / "auth.json"
-        guard = make_guard(config, auth, disk, cluster=config.cluster_name)
+        guard = make_guard(config, auth, disk, ROUTES, cluster=config.cluster_name)
         descriptors = budget(open_files_limit(), 0)  # a name server has no mappings
         self._server = make_server(config, router, guard, descriptors, port=config.listen_port, closed=self._closed)
         self._pages = ServerPages(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import NamedTuple
 
+from access.permissions import DELETE, GET, LIST, UPDATE, of_cluster, of_route, of_topic
+from access.route import Route, routes_of
 from infra.config.properties import ConfigError, parse_properties, to_properties, update_live
 from infra.net.remoting_server import Connection
-from infra.net.request_router import RequestRouter
 from infra.observe import log as logs
 from namesrv.kv_config_manager import ORDER_TOPIC_CONFIG, KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
@@ -16,7 +16,8 @@ from namesrv.registration import BrokerRegistration, check_crc, parse_registrati
 from namesrv.route_info_manager import FLAG_UNIT, FLAG_UNIT_SUB, MAX_NAME, BrokerIdentity, RouteInfoManager
 from neve.errors import BrokerError
 from neve.remoting.body import DataVersion, TopicRouteData, dumps, dumps_object_keys, dumps_standard, loads_as
-from neve.remoting.codes import VERSION_STANDARD_JSON_ROUTE, RequestCode, ResponseCode
+from neve.remoting.codes import VERSION_STANDARD_JSON_ROUTE, ResponseCode
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, optional_int, require_int, require_str
 
@@ -41,45 +42,10 @@ class RequestProcessor:
         self._routes = routes
         self._kv = kv
 
-    def register_on(self, router: RequestRouter) -> None:
-        """Register the handlers of all requests."""
-        code = RequestCode
-        for number, handler in {
-            code.PUT_KV_CONFIG: self.put_kv,
-            code.DELETE_KV_CONFIG: self.delete_kv,
-        }.items():
-            router.register(number, handler)
-        for number, answer in {
-            code.GET_KV_CONFIG: self.get_kv,
-            code.GET_KVLIST_BY_NAMESPACE: self.kv_namespace,
-            code.REGISTER_BROKER: self.register_broker,
-            code.UNREGISTER_BROKER: self.unregister_broker,
-            code.BROKER_HEARTBEAT: self.broker_heartbeat,
-            code.QUERY_DATA_VERSION: self.query_data_version,
-            code.GET_ROUTEINFO_BY_TOPIC: self.route,
-            code.GET_BROKER_CLUSTER_INFO: self.cluster_info,
-            code.GET_BROKER_MEMBER_GROUP: self.member_group,
-            code.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
-            code.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
-            code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.all_topics,
-            code.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
-            code.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
-            code.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
-            code.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
-            code.GET_UNIT_TOPIC_LIST: self._topics_where(lambda flag: bool(flag & FLAG_UNIT)),
-            code.GET_HAS_UNIT_SUB_TOPIC_LIST: self._topics_where(lambda flag: bool(flag & FLAG_UNIT_SUB)),
-            code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._topics_where(
-                lambda flag: bool(flag & FLAG_UNIT_SUB) and not flag & FLAG_UNIT
-            ),
-            code.UPDATE_NAMESRV_CONFIG: self.update_config,
-            code.GET_NAMESRV_CONFIG: self.get_config,
-        }.items():
-            router.register(number, answer)
-
     # ---- brokers
 
+    @Route(Code.REGISTER_BROKER, of_cluster(UPDATE), reads=False)
     def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """103"""
         ext = request.ext
         identity = _identity(request)
         check_crc(request.body, optional_int(ext, "bodyCrc32", 0))
@@ -120,18 +86,19 @@ class RequestProcessor:
         connection.state[_REGISTERED] = _Registered(fingerprint, found.data_version, found.filter_servers)
         return found
 
+    @Route(Code.UNREGISTER_BROKER, of_cluster(UPDATE), reads=False)
     def unregister_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """104"""
         identity = _identity(request)
         self._routes.unregister(identity)
         log.info("broker deregistered: name=%r address=%r", identity.name, identity.address)
         return _ok(request)
 
+    @Route(Code.BROKER_HEARTBEAT, of_cluster(UPDATE), reads=False)
     def broker_heartbeat(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """904"""
         self._routes.heartbeat(require_str(request.ext, "clusterName"), require_str(request.ext, "brokerAddr"))
         return _ok(request)
 
+    @Route(Code.QUERY_DATA_VERSION, of_cluster(UPDATE), reads=True)
     def query_data_version(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """322: a broker registers again only if its version differs."""
         identity = _identity(request)
@@ -140,20 +107,20 @@ class RequestProcessor:
         body = dumps(standing) if standing is not None else b""
         return _ok(request, body, {"changed": "true" if changed else "false"})
 
+    @Route(Code.WIPE_WRITE_PERM_OF_BROKER, of_cluster(UPDATE), reads=False)
     def wipe_write_perm(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """205"""
         count = self._routes.set_writable(require_str(request.ext, "brokerName"), writable=False)
         return _ok(request, ext={"wipeTopicCount": str(count)})
 
+    @Route(Code.ADD_WRITE_PERM_OF_BROKER, of_cluster(UPDATE), reads=False)
     def add_write_perm(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """327"""
         count = self._routes.set_writable(require_str(request.ext, "brokerName"), writable=True)
         return _ok(request, ext={"addTopicCount": str(count)})
 
     # ---- routes and topics
 
+    @Route(Code.GET_ROUTEINFO_BY_TOPIC, of_route, reads=True)
     def route(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """105"""
         topic = require_str(request.ext, "topic")
         route = self._routes.route(topic)
         if route is None:
@@ -163,45 +130,55 @@ class RequestProcessor:
             route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, topic)
         return _ok(request, _in_dialect(request, route))
 
+    @Route(Code.GET_BROKER_CLUSTER_INFO, of_cluster(GET), reads=True)
     def cluster_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """106"""
         return _ok(request, _in_dialect(request, self._routes.cluster_info()))
 
+    @Route(Code.GET_BROKER_MEMBER_GROUP, of_cluster(GET), reads=True)
     def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """901"""
         group = self._routes.member_group(
             require_str(request.ext, "clusterName"), require_str(request.ext, "brokerName")
         )
         return _ok(request, _in_dialect(request, {"brokerMemberGroup": group}))
 
+    @Route(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, of_cluster(LIST), reads=True)
     def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """206"""
         if not self._config.enable_all_topic_list:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "disable")
         return _topics(request, self._routes.topics())
 
+    @Route(Code.GET_TOPICS_BY_CLUSTER, of_cluster(LIST), reads=True)
     def topics_of_cluster(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """224"""
         return _topics(request, self._routes.topics_of_cluster(require_str(request.ext, "cluster")))
 
+    @Route(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS, of_cluster(LIST), reads=True)
     def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """304"""
         names, address = self._routes.system_topics()
         return _ok(request, dumps({"topicList": names, **({"brokerAddr": address} if address else {})}))
 
-    def _topics_where(self, matches: Callable[[int], bool]) -> Callable[[Connection, RemotingCommand], RemotingCommand]:
-        """311, 312, 313"""
-        return lambda _, request: _topics(request, self._routes.topics_by_flag(matches))
+    @Route(Code.GET_UNIT_TOPIC_LIST, of_cluster(LIST), reads=True)
+    def unit_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _topics(request, self._routes.topics_by_flag(lambda flag: bool(flag & FLAG_UNIT)))
 
+    @Route(Code.GET_HAS_UNIT_SUB_TOPIC_LIST, of_cluster(LIST), reads=True)
+    def unit_subscription_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _topics(request, self._routes.topics_by_flag(lambda flag: bool(flag & FLAG_UNIT_SUB)))
+
+    @Route(Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, of_cluster(LIST), reads=True)
+    def unit_subscription_only_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _topics(
+            request, self._routes.topics_by_flag(lambda flag: flag & (FLAG_UNIT | FLAG_UNIT_SUB) == FLAG_UNIT_SUB)
+        )
+
+    @Route(Code.DELETE_TOPIC_IN_NAMESRV, of_topic(DELETE), reads=False)
     def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """216"""
         topic = require_str(request.ext, "topic")
         self._routes.delete_topic(topic, request.ext.get("clusterName") or None)
         log.info("topic deleted: %r", topic)
         return _ok(request)
 
+    @Route(Code.REGISTER_TOPIC_IN_NAMESRV, of_cluster(UPDATE), reads=False)
     def register_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """217"""
         topic = require_str(request.ext, "topic")
         if request.body:
             self._routes.register_topic(topic, loads_as(request.body, TopicRouteData).queue_datas)
@@ -209,19 +186,19 @@ class RequestProcessor:
 
     # ---- settings
 
+    @Route(Code.PUT_KV_CONFIG, of_cluster(UPDATE), reads=False)
     async def put_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """100"""
         namespace, key = require_str(request.ext, "namespace"), require_str(request.ext, "key")
         await self._kv.put(namespace, key, require_str(request.ext, "value"))
         return _ok(request)
 
+    @Route(Code.DELETE_KV_CONFIG, of_cluster(UPDATE), reads=False)
     async def delete_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """102"""
         await self._kv.delete(require_str(request.ext, "namespace"), require_str(request.ext, "key"))
         return _ok(request)
 
+    @Route(Code.GET_KV_CONFIG, of_cluster(GET), reads=True)
     def get_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """101"""
         namespace, key = require_str(request.ext, "namespace"), require_str(request.ext, "key")
         value = self._kv.get(namespace, key)
         if value is None:
@@ -229,14 +206,15 @@ class RequestProcessor:
             raise BrokerError(ResponseCode.QUERY_NOT_FOUND, remark)
         return _ok(request, ext={"value": value})
 
+    @Route(Code.GET_KVLIST_BY_NAMESPACE, of_cluster(GET), reads=True)
     def kv_namespace(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """219"""
         namespace = require_str(request.ext, "namespace")
         table = self._kv.namespace(namespace)
         if table is None:
             raise BrokerError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
         return _ok(request, dumps({"table": table}))
 
+    @Route(Code.UPDATE_NAMESRV_CONFIG, of_cluster(UPDATE), reads=False)
     def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """318: only live keys can be changed, never paths or ports."""
         try:
@@ -250,9 +228,12 @@ class RequestProcessor:
         log.info("configuration changed: client=%s:%d keys=%s", *connection.remote, sorted(changes))
         return _ok(request)
 
+    @Route(Code.GET_NAMESRV_CONFIG, of_cluster(GET), reads=True)
     def get_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """319"""
         return _ok(request, to_properties(self._config).encode())
+
+
+ROUTES = routes_of(Route, [RequestProcessor])
 
 
 def _ok(request: RemotingCommand, body: bytes = b"", ext: dict[str, str] | None = None) -> RemotingCommand:

@@ -405,7 +405,7 @@ class Intake:
     async def settled(self) -> None:
         """Return when everything stored so far is as durable on this broker's disk as `acknowledge` promises.
 
-        The wait for replicas is elsewhere, around the request handlers (`broker.requests.promises`).
+        The wait for replicas is elsewhere, around the request handlers (`broker.requests.replicated_answers`).
         """
         if self._sync_flush:
             await self._flusher.flush_now()

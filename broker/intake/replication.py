@@ -5,7 +5,7 @@ up to the record's end. Waiters:
 
     sends, in all lanes     `Intake.acknowledge` → the flusher, under SYNC_FLUSH → `wait`
     results of a pop        `pop_message` → `replicated`
-    all other changes       `requests/promises`, around the handlers → `replicated`
+    all other changes       `requests/replicated_answers`, around the handlers → `replicated`
 
 Queries to the set (`BrokerSet`):
 

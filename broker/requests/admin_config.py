@@ -2,14 +2,17 @@
 
 import logging
 
+from access.permissions import GET, UPDATE, of_cluster
 from broker.config import BrokerConfig
 from broker.kept_config import KeptConfig
+from broker.requests.route import ANY_ROLE, BrokerRoute, Waits
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.config.properties import ConfigError, live_keys, parse_properties, to_properties
 from infra.net.remoting_server import Connection
 from infra.observe import log as logs
 from neve.errors import BrokerError
 from neve.remoting.body import dumps_standard
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 
@@ -22,6 +25,7 @@ class AdminConfigProcessor:
     def __init__(self, config: BrokerConfig, kept: KeptConfig, topics: TopicConfigManager) -> None:
         self._config, self._kept, self._topics = config, kept, topics
 
+    @BrokerRoute(Code.GET_BROKER_CONFIG, of_cluster(GET), ANY_ROLE, Waits.NO, reads=True, hides_topics=False)
     def broker_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the effective configuration (26), with the keys changed at runtime and their configured values."""
         version = dumps_standard(self._topics.data_version.to_wire()).decode()
@@ -29,6 +33,7 @@ class AdminConfigProcessor:
         ext = {"version": version, "kept": dumps_standard(self._kept.instead_of()).decode()}
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext, body=body)
 
+    @BrokerRoute(Code.UPDATE_BROKER_CONFIG, of_cluster(UPDATE), ANY_ROLE, Waits.NO, reads=False, hides_topics=False)
     async def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Change keys at runtime (25); the changes persist across restarts.
 
@@ -60,7 +65,12 @@ class AdminConfigProcessor:
         log.info("changed by %s:%d: %s", *connection.remote, ", ".join(told))
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
-    @staticmethod
-    def nothing_to_do(connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Accept requests (306, 316, 329) for work that neve does by itself."""
+    @BrokerRoute(
+        Code.CLEAN_EXPIRED_CONSUMEQUEUE, of_cluster(UPDATE), ANY_ROLE, Waits.NO, reads=False, hides_topics=False
+    )
+    @BrokerRoute(Code.CLEAN_UNUSED_TOPIC, of_cluster(UPDATE), ANY_ROLE, Waits.NO, reads=False, hides_topics=False)
+    @BrokerRoute(Code.DELETE_EXPIRED_COMMITLOG, of_cluster(UPDATE), ANY_ROLE, Waits.NO, reads=False, hides_topics=False)
+    @BrokerRoute(Code.POP_ROLLBACK, of_cluster(UPDATE), ANY_ROLE, Waits.NO, reads=False, hides_topics=False)
+    def nothing_to_do(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Accept requests for work that neve does by itself; the state of pops is always in the log."""
         return RemotingCommand.response(request, ResponseCode.SUCCESS)

@@ -2,15 +2,28 @@
 
 from collections.abc import Callable
 
+from access.permissions import (
+    DELETE,
+    GET,
+    LIST,
+    UPDATE,
+    of_cluster,
+    of_group,
+    of_group_config,
+    of_group_list,
+    of_topic_and_group,
+)
 from broker.archiving.deletion import GroupDeletion
 from broker.config import BrokerConfig
 from broker.requests.admin_values import Settled, in_range, list_of
+from broker.requests.route import MASTER_CHANGE, MEMBERS, BrokerRoute, Waits
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting import names
 from neve.remoting.body import convert, dumps, lenient_loads
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_str
@@ -35,11 +48,27 @@ class AdminGroupsProcessor:
         self._config, self._groups, self._topics, self._deletion = config, groups, topics, deletion
         self._settled, self._register_soon = settled, register_soon
 
+    @BrokerRoute(
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        of_group_config,
+        MASTER_CHANGE,
+        Waits.YES,
+        reads=False,
+        hides_topics=False,
+    )
     async def update_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         config = convert(lenient_loads(request.body), SubscriptionGroupConfig)
         await self._apply_groups([config])
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @BrokerRoute(
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        of_group_list,
+        MASTER_CHANGE,
+        Waits.YES,
+        reads=False,
+        hides_topics=False,
+    )
     async def update_group_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         items = list_of(request, "groupConfigList")
         await self._apply_groups([convert(item, SubscriptionGroupConfig) for item in items])
@@ -66,19 +95,41 @@ class AdminGroupsProcessor:
         await groups.file.save()
         await self._settled()
 
+    @BrokerRoute(
+        Code.DELETE_SUBSCRIPTIONGROUP,
+        of_group(DELETE, "groupName"),
+        MASTER_CHANGE,
+        Waits.YES,
+        reads=False,
+        hides_topics=False,
+    )
     async def delete_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group = require_str(request.ext, "groupName")
         await self._deletion.delete(group, with_offsets=optional_bool(request.ext, "cleanOffset"))
         await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @BrokerRoute(
+        Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, of_cluster(LIST), MEMBERS, Waits.NO, reads=True, hides_topics=False
+    )
     def all_groups(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(self._groups.to_wire()))
 
+    @BrokerRoute(
+        Code.GET_SUBSCRIPTIONGROUP_CONFIG, of_group(GET, "group"), MEMBERS, Waits.NO, reads=True, hides_topics=False
+    )
     def group_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         config = self._groups.require(require_str(request.ext, "group"))
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(config.to_wire()))
 
+    @BrokerRoute(
+        Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
+        of_topic_and_group(UPDATE, "group"),
+        MASTER_CHANGE,
+        Waits.YES,
+        reads=False,
+        hides_topics=False,
+    )
     async def group_forbidden(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return whether a group may read a topic (353); with `readable`, change that first."""
         ext, groups = request.ext, self._groups

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+from access.permissions import GET, of_cluster, of_topic
 from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientManager, subscription_to_wire
+from broker.requests.route import ANY_ROLE, MEMBERS, BrokerRoute, Waits
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import dumps
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_int, require_str
@@ -24,6 +27,7 @@ class AdminInspectProcessor:
     ) -> None:
         self._store, self._topics, self._clients, self._stats = store, topics, clients, stats
 
+    @BrokerRoute(Code.VIEW_BROKER_STATS_DATA, of_cluster(GET), ANY_ROLE, Waits.NO, reads=True, hides_topics=False)
     def stats_data(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return one of the broker's statistics (315)."""
         name, key = require_str(request.ext, "statsName"), require_str(request.ext, "statsKey")
@@ -32,6 +36,7 @@ class AdminInspectProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(found))
 
+    @BrokerRoute(Code.QUERY_CONSUME_QUEUE, of_topic(GET), MEMBERS, Waits.NO, reads=True, hides_topics=True)
     def queue_entries(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return entries of the local queue (321); messages that are in the archive only have none."""
         ext = request.ext

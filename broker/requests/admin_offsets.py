@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from access.permissions import GET, UPDATE, all_of, of_cluster, of_group, of_topic_and_group
 from broker.clients.client_manager import ClientManager
 from broker.reading.tiered_store import TieredStore
 from broker.requests.admin_values import Settled
+from broker.requests.route import IN_SYNC, MASTER_CHANGE, MEMBERS, BrokerRoute, Waits
 from broker.requests.wide_answer import WideMap, wide_answer
 from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManager
 from broker.tables.topic_config_manager import TopicConfigManager
@@ -13,6 +15,7 @@ from infra.clock import Clock
 from infra.loop.in_steps import LoopSlices, in_slices, in_turns
 from infra.net.remoting_server import Connection
 from neve.remoting.body import MessageQueue, dumps_object_keys
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_str
@@ -53,12 +56,21 @@ class AdminOffsetsProcessor:
         version = {"counter": offsets.file.changes, "stateVersion": 0, "timestamp": self._clock.now_ms()}
         return table.answer(request, {"dataVersion": version}, "offsetTable")
 
+    @BrokerRoute(Code.GET_ALL_DELAY_OFFSET, of_cluster(GET), MEMBERS, Waits.NO, reads=True, hides_topics=False)
     def delay_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the next offset to deliver of each delay level (45)."""
         schedule = self._schedule
         table = {level: schedule.position(level)[0] for level in range(1, schedule.max_level + 1)}
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"offsetTable": table}))
 
+    @BrokerRoute(
+        Code.CLONE_GROUP_OFFSET,
+        all_of(of_group(GET, "srcGroup"), of_group(UPDATE, "destGroup")),
+        MASTER_CHANGE,
+        Waits.YES,
+        reads=False,
+        hides_topics=False,
+    )
     async def clone_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Copy a group's committed offsets to another group (314)."""
         ext = request.ext
@@ -75,6 +87,14 @@ class AdminOffsetsProcessor:
         await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @BrokerRoute(
+        Code.QUERY_CORRECTION_OFFSET,
+        of_topic_and_group(GET, "compareGroup"),
+        IN_SYNC,
+        Waits.NO,
+        reads=True,
+        hides_topics=False,
+    )
     async def correction_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the lowest committed offsets of a topic's groups (308), by queue.
 
@@ -98,6 +118,9 @@ class AdminOffsetsProcessor:
                 lowest[queue] = _LONG_MAX
         return await wide_answer(request, {"correctionOffsets": lowest})
 
+    @BrokerRoute(
+        Code.QUERY_CONSUME_TIME_SPAN, of_topic_and_group(GET, "group"), IN_SYNC, Waits.NO, reads=True, hides_topics=True
+    )
     async def time_span(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the store times of first, last and consumed messages of each queue (303)."""
         topic, group = require_str(request.ext, "topic"), require_str(request.ext, "group")

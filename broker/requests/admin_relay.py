@@ -3,15 +3,18 @@
 import logging
 from typing import Any
 
+from access.permissions import GET, UPDATE, all_of, of_cluster, of_group, of_topic_and_group
 from broker.clients.client_manager import ClientChannel, ClientManager
 from broker.reading.tiered_store import TieredStore
+from broker.requests.route import ANY_ROLE, MEMBERS, BrokerRoute, Waits
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.body import dumps_object_keys, lenient_loads
-from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
 
@@ -40,10 +43,19 @@ class AdminRelayProcessor:
         self._broker_name, self._clients, self._tiered = broker_name, clients, tiered
         self._topics, self._groups = topics, groups
 
+    @BrokerRoute(Code.GET_CONSUMER_RUNNING_INFO, of_group(GET), ANY_ROLE, Waits.NO, reads=True, hides_topics=False)
     async def running_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return a consumer's runtime information (307)."""
         return await self._relay(request, dict(request.ext), bytes(request.body))
 
+    @BrokerRoute(
+        Code.CONSUME_MESSAGE_DIRECTLY,
+        all_of(of_group(UPDATE), of_cluster(GET)),
+        MEMBERS,
+        Waits.NO,
+        reads=True,
+        hides_topics=True,
+    )
     async def consume_directly(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Let a consumer process one message (309), whose record is found by the physical offset in the message id."""
         ext = dict(request.ext)
@@ -90,6 +102,14 @@ class AdminRelayProcessor:
         except ConnectionError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{who} not online") from error
 
+    @BrokerRoute(
+        Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+        of_topic_and_group(GET, "group"),
+        MEMBERS,
+        Waits.NO,
+        reads=True,
+        hides_topics=False,
+    )
     async def consumer_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the offsets that members of a group, or one of them, have in a topic (223)."""
         ext = request.ext
@@ -103,7 +123,7 @@ class AdminRelayProcessor:
             host, port = channel.connection.remote
             if wanted and wanted not in (channel.client_id, f"{host}:{port}"):
                 continue
-            command = RemotingCommand(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext={"topic": topic, "group": group})
+            command = RemotingCommand(Code.GET_CONSUMER_STATUS_FROM_CLIENT, ext={"topic": topic, "group": group})
             answer = await self._ask(channel, group, command)
             if answer.code == ResponseCode.SUCCESS and len(answer.body):
                 table[channel.client_id] = lenient_loads(answer.body).get("messageQueueTable") or {}

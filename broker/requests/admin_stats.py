@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from access.permissions import GET, of_cluster, of_group, of_topic
 from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientManager
+from broker.requests.route import IN_SYNC, BrokerRoute, Waits
 from broker.requests.wide_answer import WideMap
 from broker.stats.queue_stats import QueueStats
 from broker.stats.topic_tiers import TopicTiers
@@ -14,6 +16,7 @@ from infra.loop.in_steps import LoopSlices, in_slices
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_str
@@ -39,6 +42,7 @@ class AdminStatsProcessor:
         self._topics, self._groups, self._offsets, self._clients = topics, groups, offsets, clients
         self._stats, self._queue_stats, self._tiers = stats, queue_stats, tiers
 
+    @BrokerRoute(Code.GET_TOPIC_STATS_INFO, of_topic(GET), IN_SYNC, Waits.NO, reads=True, hides_topics=True)
     async def topic_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return figures of a topic's queues (202); with `tiers`, also the archived part."""
         topic = require_str(request.ext, "topic")
@@ -64,6 +68,7 @@ class AdminStatsProcessor:
             table.add(MessageQueue(topic, self._broker_name, queue), described)
         return table.answer(request, about, "offsetTable")
 
+    @BrokerRoute(Code.GET_CONSUME_STATS, of_group(GET), IN_SYNC, Waits.NO, reads=True, hides_topics=False)
     async def consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return a group's progress in the queues of its topics, or of the listed ones (208)."""
         ext = request.ext
@@ -89,6 +94,7 @@ class AdminStatsProcessor:
             table.add(place, self._queue_stats.of_group(group, topic, queue))
         return table.answer(request, {"consumeTps": rate}, "offsetTable")
 
+    @BrokerRoute(Code.GET_BROKER_CONSUME_STATS, of_cluster(GET), IN_SYNC, Waits.NO, reads=True, hides_topics=False)
     async def all_consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the progress of all groups in all their topics (317), and the total lag."""
         only_ordered = optional_bool(request.ext, "isOrder")

@@ -3,16 +3,19 @@
 import asyncio
 import logging
 
+from access.permissions import CREATE, DELETE, GET, LIST, of_cluster, of_topic, of_topic_list
 from broker.archiving.deletion import TopicDeletion
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
 from broker.requests.admin_values import Settled, in_range, list_of
+from broker.requests.route import MASTER_CHANGE, MEMBERS, BrokerRoute, Waits
 from broker.tables.state_file import encode_table
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting import names
 from neve.remoting.body import convert, dumps
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, optional_int, require_int, require_str
@@ -34,6 +37,9 @@ class AdminTopicsProcessor:
         self._config, self._topics, self._deletion, self._registration = config, topics, deletion, registration
         self._settled = settled
 
+    @BrokerRoute(
+        Code.UPDATE_AND_CREATE_TOPIC, of_topic(CREATE), MASTER_CHANGE, Waits.YES, reads=False, hides_topics=False
+    )
     async def update_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Create or change a topic (17); answer when it is durable and registered with the name servers.
 
@@ -66,6 +72,9 @@ class AdminTopicsProcessor:
         await self._apply([config])
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @BrokerRoute(
+        Code.UPDATE_AND_CREATE_TOPIC_LIST, of_topic_list, MASTER_CHANGE, Waits.YES, reads=False, hides_topics=False
+    )
     async def update_topic_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         configs = [convert(item, TopicConfig) for item in list_of(request, "topicConfigList")]
         for config in configs:
@@ -104,6 +113,9 @@ class AdminTopicsProcessor:
         if fault is not None:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
 
+    @BrokerRoute(
+        Code.DELETE_TOPIC_IN_BROKER, of_topic(DELETE), MASTER_CHANGE, Waits.YES, reads=False, hides_topics=False
+    )
     async def delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         topic = require_str(request.ext, "topic")
         if not topic.strip() or self._topics.is_system(topic):
@@ -116,6 +128,7 @@ class AdminTopicsProcessor:
         body = await asyncio.to_thread(encode_table, self._topics.to_wire())
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=body)
 
+    @BrokerRoute(Code.GET_TOPIC_CONFIG, of_topic(GET), MEMBERS, Waits.NO, reads=True, hides_topics=True)
     def topic_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         topic = require_str(request.ext, "topic")
         config = self._topics.select(topic)
@@ -123,6 +136,9 @@ class AdminTopicsProcessor:
             raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(config.to_wire()))
 
+    @BrokerRoute(
+        Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, of_cluster(LIST), MEMBERS, Waits.NO, reads=True, hides_topics=False
+    )
     def system_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         own = sorted(names.SYSTEM_TOPICS | self._topics.system)
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"topicList": own}))

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from access.permissions import GET, UPDATE, of_cluster
 from broker.ha.controller_calls import view_of
 from broker.ha.frames import FORMAT, HELLO_FORMAT
 from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import HandOverRefused, ReplicasManager
+from broker.requests.route import ANY_ROLE, BrokerRoute, Waits
 from broker.store.message_store import MessageStore
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import dumps
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_int
@@ -41,6 +44,7 @@ class BrokerSetProcessor:
         self._store, self._replicas, self._plain_slave = store, replicas, plain_slave
         self._cluster, self._name, self._address = cluster, name, address
 
+    @BrokerRoute(Code.EXCHANGE_BROKER_HA_INFO, of_cluster(GET), ANY_ROLE, Waits.NO, reads=True, hides_topics=False)
     def exchange_ha_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the addresses of this master (906); `masterFlushOffset` is the end of its log at its start."""
         replicas, (host, port) = self._in_set(), self._address
@@ -52,6 +56,7 @@ class BrokerSetProcessor:
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
+    @BrokerRoute(Code.GET_BROKER_HA_STATUS, of_cluster(GET), ANY_ROLE, Waits.NO, reads=True, hides_topics=False)
     def ha_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the state of replication (907)."""
         replicas, end = self._replicas, self._store.max_physical_offset
@@ -83,6 +88,7 @@ class BrokerSetProcessor:
             "transferredByteInSecond": 0,
         }
 
+    @BrokerRoute(Code.CONTROLLER_ELECT_MASTER, of_cluster(UPDATE), ANY_ROLE, Waits.NO, reads=False, hides_topics=False)
     async def elect_master(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Switch over to `brokerId`, or to the most advanced member (1002); answer after the election."""
         replicas, target = self._in_set(), optional_int(request.ext, "brokerId", _ANYBODY)
@@ -92,6 +98,7 @@ class BrokerSetProcessor:
             raise BrokerError(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, str(error)) from error
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"masterBrokerId": str(elected)})
 
+    @BrokerRoute(Code.GET_BROKER_EPOCH_CACHE, of_cluster(GET), ANY_ROLE, Waits.NO, reads=True, hides_topics=False)
     def epoch_cache(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the epochs of the log (1007), and the identity of this process for a controller's election."""
         replicas = self._in_set()
@@ -110,6 +117,9 @@ class BrokerSetProcessor:
         ext = {"incarnation": life.incarnation, "process": life.process, "starts": str(life.starts)}
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext, body=dumps(body))
 
+    @BrokerRoute(
+        Code.NOTIFY_BROKER_ROLE_CHANGED, of_cluster(UPDATE), ANY_ROLE, Waits.NO, reads=False, hides_topics=False
+    )
     def role_changed(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Process a notification of a role change (1008), usually one-way."""
         self._in_set().notified(view_of(request.ext, request.body))

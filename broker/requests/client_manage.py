@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from access.permissions import of_client_check, of_heartbeat, of_unregistration
 from broker.clients.client_manager import MAX_CLIENT_ID, ClientChannel, ClientManager, ConsumerGroup
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
 from broker.reading.message_filter import parse_expression
+from broker.requests.route import ANY_ROLE, BrokerRoute, Waits
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
@@ -18,6 +20,7 @@ from infra.loop.in_steps import Steps, at_once, in_turns
 from infra.net.remoting_server import Answer, Connection
 from neve.errors import BrokerError
 from neve.remoting.body import ConsumerData, HeartbeatData, SubscriptionData, convert, lenient_loads, loads_as
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
@@ -71,6 +74,7 @@ class ClientManageProcessor:
         self._config, self._clock, self._clients = config, clock, clients
         self._topics, self._groups, self._registration = topics, groups, registration
 
+    @BrokerRoute(Code.HEART_BEAT, of_heartbeat, ANY_ROLE, Waits.NO, reads=False, hides_topics=False)
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> Answer | Awaitable[Answer]:
         """Process a heartbeat.
 
@@ -198,6 +202,7 @@ class ClientManageProcessor:
             known[group] = fingerprint
         return is_new
 
+    @BrokerRoute(Code.UNREGISTER_CLIENT, of_unregistration, ANY_ROLE, Waits.NO, reads=False, hides_topics=False)
     def unregister(self, connection: Connection, request: RemotingCommand) -> Answer | Awaitable[Answer]:
         if self._must_wait(connection):
             return self._in_order(connection, partial(self._unregister_later, connection, request))
@@ -215,6 +220,7 @@ class ClientManageProcessor:
             connection.state.get("fingerprints", {}).pop(group, None)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @BrokerRoute(Code.CHECK_CLIENT_CONFIG, of_client_check, ANY_ROLE, Waits.NO, reads=True, hides_topics=False)
     def check_client(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Check that a subscription's expression can be parsed (46)."""
         value = lenient_loads(request.body)

@@ -1,8 +1,9 @@
 """Committed offsets (14, 15) and members of groups (38)."""
 
+from access.permissions import GET, SUB, UPDATE, of_group, of_topic_and_group
 from broker.clients.client_manager import ClientManager
 from broker.reading.tiered_store import TieredStore
-from broker.requests.by_role import NOT_IN_SYNC
+from broker.requests.route import IN_SYNC, MASTER, MEMBERS, NOT_IN_SYNC, BrokerRoute, Waits
 from broker.role import BrokerRole
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -10,6 +11,7 @@ from broker.tables.topic_config_manager import TopicConfigManager
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import dumps
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
@@ -31,6 +33,9 @@ class ConsumerManageProcessor:
         self._topics, self._groups, self._offsets, self._clients = topics, groups, offsets, clients
         self._role, self._tiered = role, tiered
 
+    @BrokerRoute(
+        Code.QUERY_CONSUMER_OFFSET, of_topic_and_group(SUB | GET), IN_SYNC, Waits.NO, reads=True, hides_topics=False
+    )
     def query_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return a committed offset (14).
 
@@ -50,6 +55,9 @@ class ConsumerManageProcessor:
             raise BrokerError(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"offset": str(offset)})
 
+    @BrokerRoute(
+        Code.UPDATE_CONSUMER_OFFSET, of_topic_and_group(SUB | UPDATE), MASTER, Waits.NO, reads=False, hides_topics=False
+    )
     def update_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Commit an offset (15)."""
         ext = request.ext
@@ -63,6 +71,9 @@ class ConsumerManageProcessor:
         self._offsets.commit(group, topic, queue, offset)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @BrokerRoute(
+        Code.GET_CONSUMER_LIST_BY_GROUP, of_group(SUB | GET), MEMBERS, Waits.NO, reads=True, hides_topics=False
+    )
     def consumer_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the client ids of a group's members (38)."""
         group = require_str(request.ext, "consumerGroup")

@@ -3,9 +3,11 @@
 from collections import Counter
 
 from access.guard import Guard
+from access.permissions import PUB, UPDATE, of_cluster, of_topic
 from broker.intake.intake import REFUSALS, Intake, refusal
 from broker.intake.message import NewMessage
 from broker.reading.tiered_store import TieredStore
+from broker.requests.route import BrokerRoute, Waits, master_else
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.delivery import delivery_target
@@ -16,10 +18,13 @@ from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record, parse_host
 from neve.record.ids import parse_offset_msg_id
 from neve.record.layout import TRANSACTION_COMMIT
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
 from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC
+
+_ROLES = master_else(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transaction")
 
 
 class EndTransactionProcessor:
@@ -45,6 +50,7 @@ class EndTransactionProcessor:
         #: Ended transactions by topic.
         self.committed, self.rolled_back = Counter[str](), Counter[str]()
 
+    @BrokerRoute(Code.END_TRANSACTION, of_topic(PUB), _ROLES, Waits.YES, reads=False, hides_topics=False)
     async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """End a transaction in one step of the event loop; the answer waits for the fsync if sends do."""
         outcome = require_int(request.ext, "commitOrRollback")
@@ -92,6 +98,7 @@ class EndTransactionProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         return record
 
+    @BrokerRoute(Code.RESUME_CHECK_HALF_MESSAGE, of_cluster(UPDATE), _ROLES, Waits.YES, reads=False, hides_topics=False)
     async def resume_check(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Restart the checks of a half message from the first one (323), even if it was abandoned."""
         offset = _physical_offset(require_str(request.ext, "msgId"))

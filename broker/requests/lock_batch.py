@@ -2,13 +2,16 @@
 
 import msgspec
 
+from access.permissions import of_queue_locks
 from broker.clients.client_manager import MAX_CLIENT_ID
 from broker.clients.rebalance_lock import RebalanceLock
+from broker.requests.route import MASTER, BrokerRoute, Waits
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, convert, dumps_object_keys, lenient_loads
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int32
@@ -22,6 +25,7 @@ class LockBatchProcessor:
     ) -> None:
         self._broker_name, self._locks, self._topics, self._groups = broker_name, locks, topics, groups
 
+    @BrokerRoute(Code.LOCK_BATCH_MQ, of_queue_locks, MASTER, Waits.NO, reads=False, hides_topics=False)
     def lock_batch(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group, client, queues = _lock_body(request)
         broker = self._broker_name
@@ -36,6 +40,7 @@ class LockBatchProcessor:
         wire = [{"brokerName": broker, "queueId": queue, "topic": topic} for topic, broker, queue in held]
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"lockOKMQSet": wire}))
 
+    @BrokerRoute(Code.UNLOCK_BATCH_MQ, of_queue_locks, MASTER, Waits.NO, reads=False, hides_topics=False)
     def unlock_batch(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group, client, queues = _lock_body(request)
         self._locks.unlock(group, client, queues)

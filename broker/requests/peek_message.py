@@ -3,15 +3,18 @@
 import asyncio
 
 from access.guard import Guard
+from access.permissions import GET, SUB, of_topic_and_group
 from broker.config import BrokerConfig
 from broker.life import BrokerLife
 from broker.long_polling.pop_long_polling import ANY_QUEUE, PopLongPolling, Waiter
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest
 from broker.requests.pop_message import pop_response
 from broker.requests.pop_request import PopChecks, PopHeader
+from broker.requests.route import MASTER, MEMBERS, BrokerRoute, Waits
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
 from infra.net.remoting_server import Connection
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_int, parse_header, require_str
@@ -35,6 +38,7 @@ class PeekMessageProcessor:
         self._config, self._clock, self._life, self._topics = config, clock, life, topics
         self._checks, self._service, self._polling, self._guard = checks, service, polling, guard
 
+    @BrokerRoute(Code.PEEK_MESSAGE, of_topic_and_group(SUB), MASTER, Waits.NO, reads=True, hides_topics=True)
     async def peek(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return messages that a pop would get, without marking them as in flight (200052)."""
         header = parse_header(request.ext, PopHeader)
@@ -43,6 +47,7 @@ class PeekMessageProcessor:
         code = ResponseCode.SUCCESS if result.buffers else ResponseCode.PULL_NOT_FOUND
         return pop_response(request, asked, result, code)
 
+    @BrokerRoute(Code.NOTIFICATION, of_topic_and_group(SUB), MASTER, Waits.NO, reads=True, hides_topics=True)
     def notification(self, connection: Connection, request: RemotingCommand) -> None:
         """Answer whether there is a message, and wait for one if necessary.
 
@@ -96,6 +101,7 @@ class PeekMessageProcessor:
                 polling.pass_on(waiter)
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
+    @BrokerRoute(Code.POLLING_INFO, of_topic_and_group(SUB | GET), MEMBERS, Waits.NO, reads=True, hides_topics=False)
     def polling_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the number of waiting pops of a group (200055)."""
         group, topic = require_str(request.ext, "consumerGroup"), require_str(request.ext, "topic")

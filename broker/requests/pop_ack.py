@@ -4,17 +4,20 @@ import base64
 import binascii
 from typing import Any
 
+from access.permissions import SUB, of_batch_ack, of_topic_and_group
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo
 from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import Ack, ChangeInvisibleTime
 from broker.pop.pop_queue import MAX_INVISIBLE_MS, MAX_OUT, PopQueue, is_out
 from broker.reading.tiered_store import TieredStore
+from broker.requests.route import MASTER, BrokerRoute, Waits
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import lenient_loads
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_int, require_str
@@ -35,12 +38,16 @@ class PopAckProcessor:
         self._clock, self._topics, self._tiered = clock, topics, tiered
         self._pops, self._polling = pops, polling
 
+    @BrokerRoute(Code.ACK_MESSAGE, of_topic_and_group(SUB), MASTER, Waits.YES, reads=False, hides_topics=False)
     def ack(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Acknowledge a message; no error if it is no longer in flight, by timeout or an earlier acknowledgement."""
         group, topic, queue_id, offset, info = self._message(request)
         self._land(group, topic, queue_id, [offset], info.pop_time)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @BrokerRoute(
+        Code.CHANGE_MESSAGE_INVISIBLETIME, of_topic_and_group(SUB), MASTER, Waits.YES, reads=False, hides_topics=False
+    )
     def change_invisible(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Change the invisible time of a message (200053); the answer has the data of its new receipt."""
         group, topic, queue_id, offset, info = self._message(request)
@@ -69,6 +76,7 @@ class PopAckProcessor:
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
+    @BrokerRoute(Code.BATCH_ACK_MESSAGE, of_batch_ack, MASTER, Waits.YES, reads=False, hides_topics=False)
     def batch_ack(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Acknowledge several messages (200151); all entries are parsed before the first is applied."""
         value = lenient_loads(request.body) if request.body else None

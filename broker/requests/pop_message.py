@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from access.guard import Guard
+from access.permissions import SUB, of_topic_and_group
 from broker.config import BrokerConfig
 from broker.intake.replication import Replication
 from broker.life import BrokerLife
@@ -16,9 +17,11 @@ from broker.long_polling.pop_long_polling import PopLongPolling, Waiter
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest, PopResult
 from broker.requests.pop_request import PopChecks, PopHeader
+from broker.requests.route import MASTER, BrokerRoute, Waits
 from infra.clock import Clock
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import parse_header
@@ -48,6 +51,7 @@ class PopMessageProcessor:
         self._config, self._clock, self._life = config, clock, life
         self._checks, self._service, self._polling, self._guard = checks, service, polling, guard
 
+    @BrokerRoute(Code.POP_MESSAGE, of_topic_and_group(SUB), MASTER, Waits.IN_HANDLER, reads=False, hides_topics=True)
     def pop(self, connection: Connection, request: RemotingCommand) -> None:
         """Handle a pop; waiting ones do not count as a connection's requests in progress: there may be thousands."""
         header = parse_header(request.ext, PopHeader)

@@ -9,7 +9,7 @@ from broker.long_polling.pull_request_hold import MAX_HELD_SIZE
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest
 from broker.pop.pop_queue import MAX_INVISIBLE_MS
 from broker.reading.message_filter import parse_expression
-from broker.requests.by_role import FENCED, SLAVE
+from broker.requests.route import FENCED, SLAVE
 from broker.role import BrokerRole, Role
 from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager

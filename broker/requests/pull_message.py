@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from access.guard import Guard
+from access.permissions import SUB, of_topic_and_group
 from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import BROADCASTING, TAG, ClientManager
 from broker.config import BrokerConfig
@@ -16,7 +17,7 @@ from broker.long_polling.pull_request_hold import MAX_HELD_SIZE, HeldPull, PullR
 from broker.reading.backlog_turns import BacklogTurns
 from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter, parse_expression
 from broker.reading.tiered_store import Answer, PendingRead, TieredStore
-from broker.requests.by_role import FENCED, SLAVE
+from broker.requests.route import FENCED, MEMBERS, SLAVE, BrokerRoute, Waits
 from broker.requests.slave_pull import held_for, moves_on, slave_code
 from broker.role import BrokerRole, Role
 from broker.store.message_store import GetResult
@@ -28,6 +29,7 @@ from infra.net.remoting_server import Connection
 from infra.observe.metrics import Histogram
 from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import PullMessageHeader, parse_header
 from neve.remoting.names import PERM_READ
@@ -108,6 +110,8 @@ class PullMessageProcessor:
         self._topics, self._groups, self._clients, self._offsets = topics, groups, clients, offsets
         self._latency = latency
 
+    @BrokerRoute(Code.PULL_MESSAGE, of_topic_and_group(SUB), MEMBERS, Waits.NO, reads=True, hides_topics=True)
+    @BrokerRoute(Code.LITE_PULL_MESSAGE, of_topic_and_group(SUB), MEMBERS, Waits.NO, reads=True, hides_topics=True)
     def pull(self, connection: Connection, request: RemotingCommand) -> Answered:
         """Handle a pull: check it, commit its offset, then read or wait for a turn among pulls of a backlog."""
         header = parse_header(request.ext, PullMessageHeader)

@@ -2,16 +2,19 @@
 
 from typing import Any
 
+from access.permissions import GET, SUB, UPDATE, of_cluster, of_topic_and_group_in_body
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import BROADCASTING, ClientManager
 from broker.pop import assignment
 from broker.pop.assignment import RequestModes
 from broker.requests.admin_values import Settled
+from broker.requests.route import MASTER_CHANGE, MEMBERS, BrokerRoute, Waits
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, QueueData, dumps, lenient_loads
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import PERM_READ, RETRY_PREFIX
@@ -36,6 +39,9 @@ class QueryAssignmentProcessor:
         self._broker_name, self._modes, self._topics, self._groups = broker_name, modes, topics, groups
         self._clients, self._name_servers, self._settled = clients, name_servers, settled
 
+    @BrokerRoute(
+        Code.QUERY_ASSIGNMENT, of_topic_and_group_in_body(SUB), MEMBERS, Waits.NO, reads=True, hides_topics=False
+    )
     async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return a client's queues.
 
@@ -67,6 +73,14 @@ class QueryAssignmentProcessor:
         ]
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"messageQueueAssignments": found}))
 
+    @BrokerRoute(
+        Code.SET_MESSAGE_REQUEST_MODE,
+        of_topic_and_group_in_body(UPDATE),
+        MASTER_CHANGE,
+        Waits.YES,
+        reads=False,
+        hides_topics=False,
+    )
     async def set_mode(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Set the request mode of a group in a topic (401)."""
         value = _body(request)
@@ -89,6 +103,7 @@ class QueryAssignmentProcessor:
         await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
+    @BrokerRoute(Code.GET_ALL_MESSAGE_REQUEST_MODE, of_cluster(GET), MEMBERS, Waits.NO, reads=True, hides_topics=False)
     def all_modes(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(self._modes.to_wire()))
 

@@ -1,10 +1,13 @@
 """Queries of messages by key (12) and by the id that contains the physical offset (33)."""
 
+from access.permissions import GET, SUB, of_cluster, of_topic
 from broker.reading.tiered_store import TieredStore
+from broker.requests.route import MEMBERS, BrokerRoute, Waits
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
@@ -19,6 +22,7 @@ class QueryMessageProcessor:
     def __init__(self, clock: Clock, tiered: TieredStore, store: MessageStore) -> None:
         self._clock, self._tiered, self._store = clock, tiered, store
 
+    @BrokerRoute(Code.QUERY_MESSAGE, of_topic(SUB | GET), MEMBERS, Waits.NO, reads=True, hides_topics=True)
     async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return messages by key (12), the oldest first; the remark describes the range that was not searched."""
         ext = request.ext
@@ -45,6 +49,8 @@ class QueryMessageProcessor:
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, left, ext=answer, parts=hits)
 
+    # The record at an offset may belong to any topic, so the permission is one on the cluster.
+    @BrokerRoute(Code.VIEW_MESSAGE_BY_ID, of_cluster(GET), MEMBERS, Waits.NO, reads=True, hides_topics=False)
     async def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the message at a physical offset (33)."""
         offset = require_int(request.ext, "offset")

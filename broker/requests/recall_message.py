@@ -6,16 +6,19 @@ handle:  base64url of "v1 <topic> <broker> <time of delivery + 1> <unique key>"
 import base64
 import binascii
 
+from access.permissions import PUB, of_topic
 from broker.config import BrokerConfig
 from broker.intake.intake import Intake
 from broker.intake.message import NewMessage
 from broker.intake.receipts import REGION
+from broker.requests.route import BrokerRoute, Waits, master_else
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.timer_message import DELIVER_MS, RECALL_KEY, recall_key
 from infra.clock import Clock
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.properties import properties_to_bytes
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
@@ -24,12 +27,16 @@ _VERSION = "v1"
 _BODY = b"0"
 
 
+_ROLES = master_else(ResponseCode.SLAVE_NOT_AVAILABLE, "recall failed, broker service not available")
+
+
 class RecallMessageProcessor:
     """Cancels timer messages by their handle (RocketMQ's RecallMessageProcessor)."""
 
     def __init__(self, intake: Intake, config: BrokerConfig, clock: Clock, *, topics: TopicConfigManager) -> None:
         self._intake, self._config, self._clock, self._topics = intake, config, clock, topics
 
+    @BrokerRoute(Code.RECALL_MESSAGE, of_topic(PUB), _ROLES, Waits.YES, reads=False, hides_topics=False)
     async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Cancel a timer message; even errors contain the region, so that RocketMQ clients trace the recall."""
         try:

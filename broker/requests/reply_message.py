@@ -2,16 +2,19 @@
 
 import logging
 
+from access.permissions import PUB, of_topic
 from broker.clients.client_manager import ClientManager
 from broker.config import BrokerConfig
 from broker.intake.intake import Intake
 from broker.intake.message import NewMessage
 from broker.intake.property_text import properties_of
+from broker.requests.route import MASTER, BrokerRoute, Waits
 from infra.clock import Clock
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError, UnknownOutcome
 from neve.record.properties import properties_to_bytes, text_to_properties
-from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import SendMessageHeader, parse_send_header
 
@@ -29,6 +32,8 @@ class ReplyMessageProcessor:
         self._intake, self._clients, self._config, self._clock = intake, clients, config, clock
         self._address = address
 
+    @BrokerRoute(Code.SEND_REPLY_MESSAGE, of_topic(PUB), MASTER, Waits.YES, reads=False, hides_topics=False)
+    @BrokerRoute(Code.SEND_REPLY_MESSAGE_V2, of_topic(PUB, "b"), MASTER, Waits.YES, reads=False, hides_topics=False)
     async def reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Push a reply to the client in REPLY_TO_CLIENT; then store it, if the configuration enables that."""
         header = parse_send_header(request.code, request.ext)
@@ -71,7 +76,7 @@ class ReplyMessageProcessor:
             "storeHost": "{}:{}".format(*self._address),
             "storeTimestamp": str(now),
         }
-        push = RemotingCommand(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext=ext, body=request.body)
+        push = RemotingCommand(Code.PUSH_REPLY_MESSAGE_TO_CLIENT, ext=ext, body=request.body)
         try:
             answer = await channel.connection.invoke(push, _PUSH_SECONDS)
         except (TimeoutError, ConnectionError, UnknownOutcome, BrokerError) as error:

@@ -1,9 +1,11 @@
 """Reset of a group's offsets (222), including the pop book and held requests."""
 
+from access.permissions import UPDATE, of_topic_and_group
 from broker.long_polling.message_arriving import MessageArriving
 from broker.pop.pop_book import PopBook
 from broker.reading.tiered_store import TieredStore
 from broker.requests.admin_values import Settled
+from broker.requests.route import BrokerRoute, Waits, master_else
 from broker.requests.wide_answer import WideMap, wide_answer
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -12,9 +14,12 @@ from infra.loop.in_steps import in_slices, in_turns
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_int, require_int, require_str
+
+_ROLES = master_else(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
 
 
 class ResetOffsetProcessor:
@@ -36,6 +41,14 @@ class ResetOffsetProcessor:
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self._pops, self._arriving, self._settled = pops, arriving, settled
 
+    @BrokerRoute(
+        Code.INVOKE_BROKER_TO_RESET_OFFSET,
+        of_topic_and_group(UPDATE, "group"),
+        _ROLES,
+        Waits.YES,
+        reads=False,
+        hides_topics=False,
+    )
     async def reset_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Reset offsets (222); consumers need not be connected, as each queue's next pull or pop receives it."""
         ext = request.ext

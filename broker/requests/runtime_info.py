@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 
+from access.permissions import GET, of_cluster
+from broker.requests.route import ANY_ROLE, BrokerRoute, Waits
 from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
 from broker.waiting.schedule_message import ScheduleMessage
@@ -12,6 +14,7 @@ from infra.net.remoting_server import Connection
 from infra.observe.conditions import Condition
 from neve.remoting.body import dumps
 from neve.remoting.codes import VERSION, ResponseCode
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 
 _ZEROS = (
@@ -47,6 +50,7 @@ class RuntimeInfoProcessor:
         self._totals, self._used_ratio, self._conditions, self._waiting = totals, used_ratio, conditions, waiting
         self._boot_ms = clock.now_ms()
 
+    @BrokerRoute(Code.GET_BROKER_RUNTIME_INFO, of_cluster(GET), ANY_ROLE, Waits.NO, reads=True, hides_topics=False)
     def runtime_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the runtime information (28); mqadmin fails if one of these keys is missing."""
         store = self._store

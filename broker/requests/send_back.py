@@ -1,11 +1,13 @@
 """CONSUMER_SEND_MSG_BACK (36): redeliver a message by its group's retry topic, or move it to the dead letters."""
 
 from access.guard import Guard
+from access.permissions import SUB, of_group
 from broker.broker_stats import BrokerStats
 from broker.intake.intake import Intake
 from broker.intake.message import NewMessage
 from broker.intake.property_text import drop_stated_origin
 from broker.reading.tiered_store import TieredStore
+from broker.requests.route import MASTER, BrokerRoute, Waits
 from broker.requests.send_message import DLQ_QUEUES, VERSION_MAX_RECONSUME
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from infra.net.remoting_server import Connection
@@ -14,6 +16,7 @@ from neve.record.codec import MessageRecord, decode_record, parse_host
 from neve.record.ids import offset_msg_id
 from neve.record.layout import PROPERTIES_LENGTH_MAX
 from neve.record.properties import PROPERTY_RETRY_TOPIC, properties_to_bytes
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_int, require_int, require_str
@@ -41,6 +44,9 @@ class SendBackProcessor:
         self._intake, self._tiered, self._stats, self._address = intake, tiered, stats, address
         self._groups, self._guard = groups, guard
 
+    @BrokerRoute(
+        Code.CONSUMER_SEND_MSG_BACK, of_group(SUB, "group"), MASTER, Waits.YES, reads=False, hides_topics=False
+    )
     async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Append a copy of the message to the group's retry topic, or to its dead letters after too many attempts."""
         ext, intake = request.ext, self._intake

@@ -7,12 +7,14 @@ Plain sends take the express lane (`ExpressSend`). All others are processed here
 import functools
 from collections.abc import Awaitable
 
+from access.permissions import PUB, of_topic
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.intake.intake import Intake, TopicNotSaved, cached_tags_code
 from broker.intake.log_writer import found_by
 from broker.intake.message import NewMessage, Stored
 from broker.intake.property_text import ended_bytes, join_properties, properties_of
 from broker.intake.receipts import recall_handle, render_send_response, send_response
+from broker.requests.route import MASTER, BrokerRoute, Waits
 from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfig
@@ -29,6 +31,7 @@ from neve.record.properties import (
     bytes_to_properties,
     text_to_properties,
 )
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import SERIALIZE_JSON, RemotingCommand, encode_command
 from neve.remoting.headers import SendMessageHeader, parse_send_header
@@ -59,6 +62,9 @@ class SendMessageProcessor:
         self._intake, self._clock, self._broker_name = intake, clock, broker_name
         self._groups, self._locks, self._retry_names = groups, locks, retry_names
 
+    @BrokerRoute(Code.SEND_MESSAGE, of_topic(PUB), MASTER, Waits.IN_HANDLER, reads=False, hides_topics=False)
+    @BrokerRoute(Code.SEND_MESSAGE_V2, of_topic(PUB, "b"), MASTER, Waits.IN_HANDLER, reads=False, hides_topics=False)
+    @BrokerRoute(Code.SEND_BATCH_MESSAGE, of_topic(PUB, "b"), MASTER, Waits.IN_HANDLER, reads=False, hides_topics=False)
     def send(self, connection: Connection, request: RemotingCommand) -> Awaitable[None] | None:
         """Handle a send; it is answered with its batch or the next fdatasync, and never before its topic is saved."""
         try:

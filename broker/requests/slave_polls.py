@@ -12,14 +12,17 @@ from collections.abc import Callable
 import msgspec
 
 from access.guard import Guard
+from access.permissions import GET, LIST, of_cluster
 from broker.metadata.images import MetadataImage, OffsetsImage, deflated
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import IS_IMAGE, MASTER_EPOCH
 from broker.requests.admin_offsets import AdminOffsetsProcessor
 from broker.requests.admin_topics import AdminTopicsProcessor
+from broker.requests.route import MEMBERS, BrokerRoute, Waits
 from infra.loop.in_steps import in_turns
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
+from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_int
@@ -46,6 +49,7 @@ class SlavePollsProcessor:
         self._metadata, self._topics, self._offsets, self._guard = metadata, topics, offsets, guard
         self._leads_in, self._frontier = leads_in, frontier
 
+    @BrokerRoute(Code.GET_ALL_TOPIC_CONFIG, of_cluster(LIST), MEMBERS, Waits.NO, reads=True, hides_topics=False)
     async def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the topics (21); with `masterEpoch`, an image of all tables."""
         if MASTER_EPOCH not in request.ext:
@@ -54,6 +58,7 @@ class SlavePollsProcessor:
         self._guard.require_super(connection, request)
         return await self._answer(request, self._metadata.image())
 
+    @BrokerRoute(Code.GET_ALL_CONSUMER_OFFSET, of_cluster(GET), MEMBERS, Waits.NO, reads=True, hides_topics=False)
     async def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return all committed offsets (43); with `masterEpoch`, as an image."""
         if MASTER_EPOCH not in request.ext:

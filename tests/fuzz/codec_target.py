@@ -12,8 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from access.permissions import NEEDS
+from access.permissions import super_users
 from broker.pop.extra_info import ExtraInfo
+from broker.requests.table import ROUTES as BROKER
+from controller.requests import ROUTES as CONTROLLER
+from namesrv.request_processor import ROUTES as NAME_SERVER
 from neve.errors import NeveError, ProtocolError
 from neve.record.bodies import decode_batch, inflate
 from neve.record.codec import MalformedRecord, decode_record, iter_records
@@ -27,6 +30,7 @@ from tests.fuzz.mutate import Mutator
 
 #: CPU seconds that one frame may take; wall time would include the machine's other work.
 FRAME_S = 1.0
+ROUTES = {**NAME_SERVER, **CONTROLLER, **BROKER}
 SEND_CODES = (10, 310, 320, 324, 325)
 STRUCTS = (body.HeartbeatData, body.TopicConfig, body.TopicRouteData, body.SubscriptionData)
 Errors = tuple[type[Exception], ...]
@@ -109,9 +113,9 @@ def _parsed(command: RemotingCommand, figures: CodecFigures) -> None:
     ext, data = command.ext, command.body
     send: Any = _tried(figures, headers.parse_send_header, command.code if command.code in SEND_CODES else 310, ext)
     _tried(figures, headers.parse_header, ext, headers.PullMessageHeader)
-    needs = NEEDS.get(command.code)
-    if needs is not None:
-        _tried(figures, lambda: list(needs(command, "cluster")))
+    route = ROUTES.get(command.code)
+    if route is not None and route.permission is not super_users:
+        _tried(figures, lambda: list(route.permission(command, "cluster")))
     _tried(figures, verify, "secret", {**ext, ACCESS_KEY: "someone"}, data)
     for name in ext:
         _tried(figures, headers.require_int, ext, name)

@@ -11,10 +11,11 @@ import pytest
 from access import permissions
 from access.guard import SignatureGuard, open_store
 from access.model import AuthError, PermissionCheck, Policy, PolicyEntry, User, check_policy
-from access.permissions import NEEDS, Need, of_owners, topic_need
+from access.permissions import Need, of_owners, topic_need
 from access.store import AuthTables
 from access.wiring import guarded, make_guard
 from broker.config import BrokerConfig
+from broker.requests.table import ROUTES
 from infra.config.properties import ConfigError, load, to_properties, update_live
 from infra.disk.filesystem import RealDisk
 from infra.net.limits import RemotingLimits
@@ -140,7 +141,7 @@ async def test_heartbeat_decision_is_cached_until_policies_change(
     owners: list[tuple[str, str | None]] = [("g", None)]
 
     config = load(BrokerConfig, None, settings)
-    guard = make_guard(config, tmp_path / "auth.json", RealDisk(), cluster="c", retry_owners=lambda _: owners)
+    guard = make_guard(config, tmp_path / "auth.json", RealDisk(), ROUTES, cluster="c", retry_owners=lambda _: owners)
     assert isinstance(guard, SignatureGuard)
 
     async def let(*rules: PolicyEntry) -> None:
@@ -198,18 +199,9 @@ def test_invalid_rules_are_refused(wrong: PolicyEntry) -> None:
         check_policy(Policy("Custom", (wrong,)))
 
 
-def test_every_client_request_code_has_permissions() -> None:
-    to_clients = {
-        Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.RESET_CONSUMER_CLIENT_OFFSET,
-        Code.GET_CONSUMER_STATUS_FROM_CLIENT, Code.PUSH_REPLY_MESSAGE_TO_CLIENT, Code.NOTIFY_MIN_BROKER_ID_CHANGE,
-    }  # fmt: skip
-    unmapped = {code for code in Code if code not in NEEDS and not 3001 <= code <= 3010} - to_clients
-    assert unmapped == {Code.POP_ROLLBACK, Code.GET_TIMER_CHECK_POINT}  # served by no broker of neve
-
-
 def test_retry_topic_needs_permission_of_its_group() -> None:
     pull = RemotingCommand(11, ext={"topic": "%RETRY%g", "consumerGroup": "g"})
-    asked = [need for need in NEEDS[Code.PULL_MESSAGE](pull, "c") if isinstance(need, Need)]
+    asked = [need for need in ROUTES[Code.PULL_MESSAGE].permission(pull, "c") if isinstance(need, Need)]
     needs = [one for need in asked for one in of_owners(need, lambda _: ())]
     assert {(need.kind, need.name, need.actions) for need in needs} == {("Group", "g", frozenset({"Sub"}))}
 
@@ -246,9 +238,8 @@ class SecuredServer:
         settings = ["authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}"]
         router = RequestRouter()
         router.register(Code.SEND_MESSAGE, lambda _, request: RemotingCommand.response(request, 0))
-        router.register(9999, lambda _, request: RemotingCommand.response(request, 0))
         config = load(BrokerConfig, None, settings)
-        handler = guarded(router, make_guard(config, path / "auth" / "auth.json", RealDisk(), cluster="c"))
+        handler = guarded(router, make_guard(config, path / "auth" / "auth.json", RealDisk(), ROUTES, cluster="c"))
         self.server = RemotingServer(handler, host="127.0.0.1")
 
     async def __aenter__(self) -> Connection:
@@ -288,8 +279,18 @@ async def test_unsigned_and_forbidden_requests_get_code_16(tmp_path: Path) -> No
         assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders-1"}, user="alice")).code == 0
         assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "other"}, user="alice")).code == 16
         assert (await ask(connection, Code.SEND_MESSAGE, {}, user="alice")).code == 16
-        assert (await ask(connection, 9999, {}, user="alice")).code == 16
-        assert (await ask(connection, 9999, {})).code == 0
+        assert (await connection.invoke(RemotingCommand(9999), 5)).code == 16
+        assert (await ask(connection, 9999, {}, user="alice")).code == 3
+        assert (await ask(connection, 9999, {})).code == 3
+
+
+def test_handler_without_a_permission_is_refused(tmp_path: Path) -> None:
+    settings = ["authenticationEnabled=true", f"initAuthenticationUser={ROOT}"]
+    guard = make_guard(load(BrokerConfig, None, settings), tmp_path / "auth.json", RealDisk(), ROUTES, cluster="c")
+    router = RequestRouter()
+    router.register(9999, lambda _, request: RemotingCommand.response(request, 0))
+    with pytest.raises(ValueError, match=r"without a permission: \[9999\]"):
+        guarded(router, guard)
 
 
 async def test_authentication_failures_have_distinct_remarks(tmp_path: Path) -> None:

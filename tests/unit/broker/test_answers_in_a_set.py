@@ -16,7 +16,8 @@ from bench.wire import send_ext
 from broker.broker_controller import BrokerController
 from broker.intake.message import NewMessage
 from broker.intake.replication import NOT_ENOUGH, AppendRefused
-from broker.requests.promises import ANSWERS, PROMISES, check_answers
+from broker.requests.route import Waits
+from broker.requests.table import ROUTES
 from infra.clock import ManualClock
 from infra.net.remoting_server import Connection
 from neve.record.bodies import encode_batch
@@ -254,28 +255,16 @@ REQUESTS: dict[Code, Prepared] = {
 }  # fmt: skip
 
 
+WAITING = {route.code for route in ROUTES.values() if route.waits is Waits.YES}
 # The reply is delivered in any case. Its copy is stored where possible.
 KEEPS_A_COPY = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 
 
 def test_every_request_with_a_promise_is_tested_here() -> None:
-    assert REQUESTS.keys() == PROMISES
+    assert REQUESTS.keys() == WAITING
 
 
-def test_every_served_code_states_what_its_answer_promises(tmp_path: Path) -> None:
-    async def work(world: MasterOfFakes) -> None:
-        assert world.broker.router.codes == ANSWERS.keys(), "no code without a row, and no row without a code"
-
-    in_a_set(tmp_path, work, *SETTINGS)
-
-
-def test_code_without_a_stated_promise_is_not_served() -> None:
-    check_answers(ANSWERS)
-    with pytest.raises(ValueError, match=r"without a row.*\[9999\]"):
-        check_answers([*ANSWERS, 9999])
-
-
-@pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
+@pytest.mark.parametrize("code", sorted(WAITING), ids=lambda code: code.name)
 def test_change_is_answered_when_the_set_has_confirmed_it(tmp_path: Path, code: Code) -> None:
     async def work(world: MasterOfFakes) -> None:
         asks = await REQUESTS[code](world)
@@ -296,7 +285,7 @@ def test_change_is_answered_when_the_set_has_confirmed_it(tmp_path: Path, code: 
     in_a_set(tmp_path, work, *(SETTINGS if code.name.startswith("AUTH_") else ()))
 
 
-@pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
+@pytest.mark.parametrize("code", sorted(WAITING), ids=lambda code: code.name)
 def test_unconfirmed_change_is_answered_with_a_timeout(tmp_path: Path, code: Code) -> None:
     async def work(world: MasterOfFakes) -> None:
         asks = await REQUESTS[code](world)
@@ -431,7 +420,7 @@ def test_send_that_the_set_cannot_confirm_is_refused_before_it_is_stored(tmp_pat
     in_a_set(tmp_path, work)
 
 
-@pytest.mark.parametrize("code", sorted(PROMISES - KEEPS_A_COPY), ids=lambda code: code.name)
+@pytest.mark.parametrize("code", sorted(WAITING - KEEPS_A_COPY), ids=lambda code: code.name)
 def test_change_that_the_set_cannot_confirm_is_refused_before_it_is_stored(tmp_path: Path, code: Code) -> None:
     async def work(world: MasterOfFakes) -> None:
         asks = await REQUESTS[code](world)

@@ -1,4 +1,4 @@
-"""Requests that a broker serves in each role: each has a rule, and only one member serves those with a promise."""
+"""Requests that a broker serves in each role: only one member serves those with a promise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from bench.wire import send_ext
 from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
-from broker.requests.by_role import FENCED, RULES, RoleGate, Who, refusal
+from broker.requests.role_gate import RoleGate
+from broker.requests.route import FENCED, MASTER
+from broker.requests.table import ROUTES
 from broker.role import FOLLOWING, BrokerRole, Role
 from infra.clock import ManualClock
 from infra.loop.supervisor import Faults
@@ -29,9 +31,9 @@ SLAVES = (Role.SLAVE, Role.SLAVE_IN_SYNC)
 
 
 def _router() -> RequestRouter:
-    """Return a router that answers each code with a rule by the code itself."""
+    """Return a router that answers each code with a row by the code itself."""
     router = RequestRouter()
-    for code in RULES:
+    for code in ROUTES:
         router.register(code, lambda _, request: RemotingCommand.response(request, request.code))
     return router
 
@@ -50,34 +52,22 @@ def _served(router: RequestRouter, code: int) -> int | tuple[ResponseCode, str]:
     return answer.code
 
 
-@pytest.mark.parametrize(("role", "code"), list(itertools.product(Role, RULES)))
+@pytest.mark.parametrize(("role", "code"), list(itertools.product(Role, ROUTES)))
 def test_each_request_is_served_or_refused_according_to_the_roles_table(role: Role, code: int) -> None:
     owned = BrokerRole(Role.FENCED)
     router = _router()
     RoleGate(owned, router, _nobody_waits())
     owned.become(role)
-    who, of_a_slave = RULES[code]
+    roles = ROUTES[code].roles
     expected: int | tuple[ResponseCode, str] = code
-    if role not in who.value:
-        expected = tuple(FENCED if role is Role.FENCED else of_a_slave)  # type: ignore[assignment]
+    if role not in roles.serving:
+        expected = tuple(FENCED if role is Role.FENCED else roles.of_a_slave)  # type: ignore[assignment]
     assert _served(router, code) == expected
-
-
-def test_master_refuses_no_request() -> None:
-    assert {refusal(code, Role.MASTER) for code in RULES} == {None}
-
-
-def test_request_served_out_of_sync_is_also_served_in_sync() -> None:
-    for code in RULES:
-        if refusal(code, Role.SLAVE) is None:
-            assert refusal(code, Role.SLAVE_IN_SYNC) is None
-        if refusal(code, Role.FENCED) is None:
-            assert refusal(code, Role.SLAVE) is None
 
 
 def test_slave_refuses_with_rocketmqs_codes() -> None:
     for code in (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.CONSUMER_SEND_MSG_BACK):
-        refused = refusal(code, Role.SLAVE)
+        refused = ROUTES[code].refusal(Role.SLAVE)
         assert refused is not None
         assert refused.code == ResponseCode.SYSTEM_BUSY  # producers retry on this code
         assert refused.remark.startswith("[REJECTREQUEST]")
@@ -87,7 +77,7 @@ def test_slave_refuses_with_rocketmqs_codes() -> None:
         Code.INVOKE_BROKER_TO_RESET_OFFSET: ResponseCode.SYSTEM_ERROR,
         Code.UPDATE_AND_CREATE_TOPIC: ResponseCode.SYSTEM_ERROR,
     }.items():
-        refused = refusal(code, Role.SLAVE_IN_SYNC)
+        refused = ROUTES[code].refusal(Role.SLAVE_IN_SYNC)
         assert refused is not None
         assert refused.code == expected
 
@@ -95,13 +85,13 @@ def test_slave_refuses_with_rocketmqs_codes() -> None:
 def test_slave_out_of_sync_serves_neither_end_nor_committed_offsets() -> None:
     """A lower committed offset would move a group back."""
     for code in (Code.GET_MAX_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.QUERY_CONSUMER_OFFSET):
-        assert refusal(code, Role.SLAVE) is not None
-        assert refusal(code, Role.SLAVE_IN_SYNC) is None
+        assert ROUTES[code].refusal(Role.SLAVE) is not None
+        assert ROUTES[code].refusal(Role.SLAVE_IN_SYNC) is None
 
 
 def test_only_a_master_serves_locks_pops_acks_and_commits() -> None:
     promises = (Code.LOCK_BATCH_MQ, Code.POP_MESSAGE, Code.ACK_MESSAGE, Code.UPDATE_CONSUMER_OFFSET)
-    assert {RULES[code][0] for code in promises} == {Who.MASTER}
+    assert {ROUTES[code].roles.serving for code in promises} == {MASTER.serving}
 
 
 def test_unknown_request_stays_unknown_in_each_role() -> None:
@@ -140,15 +130,6 @@ def test_only_a_slave_has_a_master_and_listeners_get_the_change() -> None:
     assert told == [True, False]
     with pytest.raises(AssertionError):
         role.become(Role.FENCED, has_master=True)
-
-
-@pytest.mark.parametrize(
-    "settings", [(), ("authenticationEnabled=true", 'initAuthenticationUser={"username":"a","password":"b12345"}')]
-)
-async def test_every_request_of_a_broker_has_a_rule(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    async with running(tmp_path, *settings) as (broker, _):
-        assert broker.router.codes <= RULES.keys()
-        assert broker.role.current is Role.MASTER  # the role of a broker without a set
 
 
 async def test_broker_accepts_sends_only_while_it_is_master(tmp_path: Path) -> None:

@@ -448,7 +448,7 @@ def test_tables_with_secrets_are_sent_only_to_a_super_user_over_tls(master: Tabl
         tables.users |= {"boss": User("s", SUPER), "worker": User("w")}
 
     master.change_users(users)
-    guard = SignatureGuard(master.users, authorize=False, cluster="c", retry_owners=lambda _: ())
+    guard = SignatureGuard(master.users, {}, authorize=False, cluster="c", retry_owners=lambda _: ())
     polls = polls_of(master, lambda: 1, guard)
 
     async def ask(name: str, secret: str, *, encrypted: bool) -> RemotingCommand:
