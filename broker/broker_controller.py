@@ -623,8 +623,6 @@ class BrokerController:
                 table.file for table in (self.topics, self.groups, self.offsets, self.modes, self.schedule, self.pops)
             ],
             go_on=lambda: self.archive.go_on(),  # noqa: PLW0108 - set by the start
-            may_go_on_above=lambda: self.archive.may_go_on_above,
-            write_checkpoint=self.flusher.upkeep_now,
             threads=self._threads,
         )
         self.change_of_role = books

@@ -3,13 +3,14 @@
               the log                          tables                        waiting and popped messages
 slave         accepts its master's bytes only  follow the log; committed     in the log; the book of pops follows
                                                offsets are polled            it, the other stores are empty
-to master     confirmed to its end, then       follow it to its end; no      loaded, as at a start
-              open for own records             offset above a queue's end
+to master     confirmed to its end, resumes    follow it to its end; no      loaded, as at a start
+              above its archive, then open     offset above a queue's end
+              for own records
 to slave      closed for own records, at once  follow the confirmed log      dropped
 
 A change to master has two parts. `prepare` does the slow steps, on threads and in slices: timers and transactions in
-the log, committed offsets, popped queues. The broker accepts nothing meanwhile, and its log does not grow. `lead` runs
-in one callback of the event loop, so that no other code sees it half done.
+the log, committed offsets, popped queues, queues that continue above the archive. The broker accepts nothing meanwhile,
+and its log gets no record. `lead` runs in one callback of the event loop, so that no other code sees it half done.
 
 A change to slave has two parts as well. `follow` runs in one callback. `retreat` loads the tables again, on a thread
 and in slices. The table files are suspended and no client is served until it has ended.
@@ -73,20 +74,15 @@ class ChangeOfRole:
         doomed: DoomedQueues,
         registration: Registration,
         files: Sequence[StateFile],
-        go_on: Callable[[], Mapping[str, Mapping[int, int]]],
-        may_go_on_above: Callable[[], bool],
-        write_checkpoint: Callable[[], Awaitable[None]],
+        go_on: Callable[[], Awaitable[Mapping[str, Mapping[int, int]]]],
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """Create the state.
 
-        `files`: those of all tables that `retreat` loads again. `go_on` continues the queues above all offsets that the
-        archive names, and returns the queues that were raised, with their ends. `may_go_on_above` returns whether
-        `go_on` compares the log with the archive. `write_checkpoint` returns when the requested checkpoint is on the
-        disk.
+        `files`: those of all tables that `retreat` loads again. `go_on` continues log and queues above all offsets that
+        the archive names, and returns the queues that were raised, with their ends.
         """
-        self._may_go_on_above = may_go_on_above
-        self._write_checkpoint, self._threads = write_checkpoint, threads
+        self._threads = threads
         self._store, self._reign = store, reign
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
@@ -94,20 +90,22 @@ class ChangeOfRole:
         self._files = tuple(files)
         self._journal = journal
         self._unsaid: ArchiveSettled | None = None  # record of this term that the log has not accepted yet
-        self._has_unsaved = False  # queues were raised, and their state is not saved
+        self._raised: Mapping[str, Mapping[int, int]] = {}  # by `prepare`
+        self._has_unsaved = False  # queues were raised, and that records of the log do so is not saved
         self._tries = 0
         self._is_retreating = False  # the tables are being loaded again
 
     async def prepare(self) -> None:
-        """Do the slow steps before `lead`. The whole log is confirmed, and no master is followed.
+        """Do the slow steps before `lead`. All records are confirmed, and no master is followed.
 
-        If this member does not become master after all, `follow` and `retreat` undo this. Raise as `lead`.
+        If this member does not become master after all, `follow` and `retreat` undo this, except that queues remain
+        raised: the next master's records lower them, or raise them further. Raise as `lead`; the call may be repeated.
         """
         store = self._store
+        last = store.last_record(store.max_physical_offset)
+        assert last is None or last[0] < store.confirmed_offset, "readers see all records"
         self._synchronize.forget()
         await self.follow_pops()
-        if self._may_go_on_above():
-            await self._checkpoint()
         await self._threads.run(store.prepare_to_lead)
         try:
             await in_turns(self._transactions.load_steps())
@@ -117,27 +115,16 @@ class ChangeOfRole:
         for line in await in_turns(self._metadata.lead_steps()):
             log.warning("group offset above the end of its queue: %s", line)
         await in_turns(self._pops.lead_steps())
-
-    async def _checkpoint(self) -> None:
-        """Write a checkpoint now.
-
-        `lead` writes one on the event loop before and after it raises queues: little is left to sync.
-        """
-        for _ in range(2):  # the first may be an older one that was due already
-            if self._store.want_checkpoint(self._store.max_physical_offset):
-                await self._write_checkpoint()
+        self._raised = await self._go_on()
 
     def lead(self, epoch: int) -> None:
         """Accept this broker's own records in the log from now on, in this epoch. Called after `prepare`.
 
         Raise StoreError, StartupError or UnreadableChange: then the log remains a slave's.
         """
-        store = self._store
-        assert store.confirmed_offset == store.max_physical_offset, "readers see all of it"
-        store.lead()
+        self._store.lead()
         self._reign.leads = True
         try:
-            raised = self._go_on()
             # First: if a crash separated the end of a transaction from its mark, the mark is appended before any other
             # record.
             self._transactions.lead()
@@ -146,11 +133,11 @@ class ChangeOfRole:
         except BaseException:
             self._close()
             raise
-        self._journal.owe(_told(raised))
-        self._has_unsaved, self._tries = bool(raised), 0
+        self._journal.owe(_told(self._raised))
+        self._has_unsaved, self._tries = bool(self._raised), 0
         self._unsaid = ArchiveSettled(epoch=epoch)
 
-    def say_settled(self) -> bool:
+    async def say_settled(self) -> bool:
         """Record in the log, for later masters, which queues were raised, and that the archive is settled.
 
         Return False if the log accepts no record now.
@@ -160,9 +147,11 @@ class ChangeOfRole:
         try:
             self._journal.record_owed()
             if self._has_unsaved:
-                self._store.save_queue_state()  # a later truncation above these records lowers no queue
+                # A later truncation, or a start, that finds the last record lowers no queue.
+                await self._threads.run(self._store.write_queue_state, self._store.queue_state_image())
                 self._has_unsaved = False
-            self._journal.record(self._unsaid)
+            if self._unsaid is not None:  # the term may have ended meanwhile
+                self._journal.record(self._unsaid)
         except (BrokerError, OSError) as error:
             self._tries += 1
             level = logging.WARNING if self._tries == _TRIES_TILL_WARNING else logging.DEBUG
@@ -201,8 +190,8 @@ class ChangeOfRole:
             file.suspend()
         self._synchronize.forget()  # nothing is applied before a master is followed again
         self._doomed.forget()
-        self._timers.forget()
-        self._transactions.forget()
+        yield from self._timers.forget_parts()
+        yield from self._transactions.forget_parts()
         yield from self._metadata.reload_parts()
         yield from self._pops.load_parts()
         for file in self._files:

@@ -104,9 +104,7 @@ class WithoutArchive:
         """Return True: there is no archive whose offsets this log could lack."""
         return True
 
-    may_go_on_above = False
-
-    def go_on(self) -> dict[str, dict[int, int]]:
+    async def go_on(self) -> dict[str, dict[int, int]]:
         """Return no queues: none has to resume above its last record."""
         return {}
 
@@ -257,19 +255,15 @@ class Archive:
             return None  # a stopped round leaves messages that are not uploaded
         return self.journal.resume_above()
 
-    @property
-    def may_go_on_above(self) -> bool:
-        """Whether this member has run `settle`, so that `go_on` compares its log with the archive."""
-        return self._go_on_from is not None
-
-    def go_on(self) -> dict[str, dict[int, int]]:
+    async def go_on(self) -> dict[str, dict[int, int]]:
         """Make the log resume above all offsets that the archive names, after `settle` and before the first append.
 
-        Return the next offsets of queues that resume above their last record, by topic and queue.
+        Return the next offsets of queues that resume above their last record, by topic and queue; none without a
+        `settle`.
         """
         if self._go_on_from is None:
             return {}
-        return go_on_above(self._local.store, self._go_on_from, self.journal.catalog)
+        return await go_on_above(self._local.store, self._go_on_from, self.journal.catalog, self._local.outside)
 
     # ---- copy of an Apache master's log; on the event loop
 

@@ -256,7 +256,7 @@ async def _go_on_above(
         await _salvage(local, lifecycle, online=go_on.online)
     if promote is not None:
         promote()
-    go_on_above(local.store, go_on, journal.catalog)
+    await go_on_above(local.store, go_on, journal.catalog, local.outside)
 
 
 def _refuse_begun_again(local: LocalSide, go_on: ResumePoint, journal: JournalWriter) -> None:

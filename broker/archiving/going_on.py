@@ -1,48 +1,99 @@
-"""Resuming a log above all offsets that its archive names, so that no offset is assigned twice."""
+"""Resuming a log above all offsets that its archive names, so that no offset is assigned twice.
+
+    log       a checkpoint; then a new file, and another checkpoint: a crash before that leaves the former end
+    queues    a checkpoint, above which recovery accepts no hole; then their new begins, and another checkpoint
+    hidden    recorded minimums and erased rows; then the state file
+
+Each step may be repeated after a crash. A slave that is being promoted resumes before it accepts own records. So a
+crash leaves a slave's log: its recovery lowers the queues that no record raises, and the next promotion raises them
+again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import takewhile
+from collections.abc import Iterator, Mapping
+from itertools import islice, takewhile
 
 from broker.archiving.offsets import Queue, log_goes_on_at, queues_to_raise
+from broker.archiving.outside import Outside
 from broker.store import erased_rows
 from broker.store.message_store import MessageStore
+from broker.store.queue_table import QUEUES_IN_A_TURN, pieces
+from infra.loop.in_steps import run_beside
+from infra.loop.parts import Parts, nothing
 from lifecycle.recorded_minimums import minimums_to_raise
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.policy.erasure import erased_rows as rows_of
 from tiered.journal.writer import ResumePoint
 
+Ends = dict[str, dict[int, int]]  # topic -> queue -> next offset
 
-def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> dict[str, dict[int, int]]:
-    """Raise the log and its queues above the archive's offsets, on the event loop before the first append.
+
+async def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog, outside: Outside) -> Ends:
+    """Raise the log and its queues above the archive's offsets, before the first append; nothing is appended meanwhile.
 
     If the log resumes higher (`resume_at`), its content has to be archived already. Return the next offsets of all
     queues that resume above their last record, by topic and queue. Holders of copies of the log need them. Queues that
     an earlier start raised are included, because it may have crashed before notifying the holders.
     """
-    if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
-        store.restart_log_at(position)
-    raised: dict[str, dict[int, int]] = {}
-    for (topic, queue), following in queues_to_raise(go_on.queue_next, store.next_offset).items():
-        raised.setdefault(topic, {})[queue] = following
-    store.create_queues_at(raised)
-    # Messages below are archived or lost. A read here would end at the gap.
-    store.raise_queues({t: {q: store.next_offset(t, q) for q in queues} for t, queues in raised.items()})
-    assert not queues_to_raise(go_on.queue_next, store.next_offset), "an offset would be given twice"
-    assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
-    rising = minimums_to_raise(store.queues(), catalog.recorded_minimum, store.min_offset)
-    hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
+    in_thread = outside.threads.run
+    is_hidden = await run_beside(_raise_parts(store, go_on, catalog), in_thread)
     # A crash may have come between an ERASE and this. In the copy of another log, nothing is hidden before a promotion.
     # The job `erased` retries a queue that fails here, for the first time before requests are served.
-    erased = erased_rows.hide(store, rows_of(catalog.gaps()), erased_rows.at_once)
-    if any(hidden) or erased.is_changed:
-        store.save_queue_state()
-    unsaid: dict[str, dict[int, int]] = {}
-    for topic, queue in go_on.queue_next:
-        if store.goes_on_higher(topic, queue):
-            unsaid.setdefault(topic, {})[queue] = store.next_offset(topic, queue)
-    return unsaid
+    call = outside.ask_loop().call
+    erased = await in_thread(lambda: erased_rows.hide(store, rows_of(catalog.gaps()), call))
+    if is_hidden or erased.is_changed:
+        await in_thread(store.write_queue_state, store.queue_state_image())
+    return await run_beside(_raised_parts(store, go_on.queue_next), in_thread)
+
+
+def _raise_parts(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> Parts[bool]:
+    """Raise log, queues and minimums; return whether minimums were raised, which are not saved yet."""
+    if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
+        yield from store.restart_log_parts(position)
+    raised: Ends = {}
+    for chunk in _chunks(go_on.queue_next):
+        for (topic, queue), following in queues_to_raise(chunk, store.next_offset).items():
+            raised.setdefault(topic, {})[queue] = following
+        yield nothing
+    yield from store.create_queues_parts(raised)
+    # Messages below are archived or lost. A read here would end at the gap.
+    for piece in pieces(raised):
+        for topic, ends in piece.items():
+            raised[topic] |= {queue: store.next_offset(topic, queue) for queue in ends}
+        yield nothing
+    yield from store.raise_queues_parts(raised)
+    assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
+    for chunk in _chunks(go_on.queue_next):
+        assert not queues_to_raise(chunk, store.next_offset), "an offset would be given twice"
+        yield nothing
+    is_hidden = False
+    queues = ((topic, queue) for topic in store.topics() for queue in store.queues_of(topic))
+    while part := list(islice(queues, QUEUES_IN_A_TURN)):
+        numbers: dict[str, list[int]] = {}
+        for topic, queue in part:
+            numbers.setdefault(topic, []).append(queue)
+        for topic, minimums in minimums_to_raise(numbers, catalog.recorded_minimum, store.min_offset).items():
+            is_hidden |= store.hide_below(topic, minimums)
+        yield nothing
+    return is_hidden
+
+
+def _raised_parts(store: MessageStore, queue_next: Mapping[Queue, int]) -> Parts[Ends]:
+    """Return the next offsets of the queues that resume above their last record."""
+    found: Ends = {}
+    for chunk in _chunks(queue_next):
+        for topic, queue in chunk:
+            if store.goes_on_higher(topic, queue):
+                found.setdefault(topic, {})[queue] = store.next_offset(topic, queue)
+        yield nothing
+    return found
+
+
+def _chunks(queues: Mapping[Queue, int]) -> Iterator[dict[Queue, int]]:
+    rest = iter(queues.items())
+    while chunk := dict(islice(rest, QUEUES_IN_A_TURN)):
+        yield chunk
 
 
 def begun_again(store: MessageStore, queue_next: Mapping[Queue, int], catalog: Catalog) -> list[str]:

@@ -132,7 +132,7 @@ class HandOverNotDecided(HandOverRefused):
 class Books(Protocol):
     """Role-dependent state of the broker besides its log. Runs on the event loop.
 
-    Only `prepare` and `retreat` suspend.
+    Only `prepare`, `say_settled` and `retreat` suspend.
     """
 
     async def prepare(self) -> None:
@@ -144,7 +144,7 @@ class Books(Protocol):
         Raise StoreError or ValueError: then the log is as before.
         """
 
-    def say_settled(self) -> bool:
+    async def say_settled(self) -> bool:
         """Record in the log, after `lead`, that the archive is settled. Return False if the log is closed now."""
 
     def follow(self) -> None:
@@ -217,6 +217,10 @@ class _TablesCame(msgspec.Struct, frozen=True):
     """All tables that a log without its first bytes lacks are installed now."""
 
 
+class _SaySettled(msgspec.Struct, frozen=True):
+    """The log is to record that the archive is settled."""
+
+
 class _Lead(msgspec.Struct, frozen=True):
     """All bytes that this member had at its election are confirmed."""
 
@@ -230,7 +234,7 @@ class _Retreat(msgspec.Struct, frozen=True):
 
 
 # Steps that the task does in order: the member's actions, and those of this module.
-Step = Action | _Lead | _Retreat | _TablesCame
+Step = Action | _Lead | _SaySettled | _Retreat | _TablesCame
 
 
 class ReplicasManager:
@@ -472,8 +476,9 @@ class ReplicasManager:
     def tick(self) -> None:
         """Pass a tick to the member. Called four times a second."""
         self.happens(Tick(self._store.max_physical_offset))
-        if self._leads and self._confirming is not None:
-            self._say_settled(self._confirming)
+        if self._leads and not self._has_said_so and _SaySettled() not in self._actions:
+            self._actions.append(_SaySettled())
+            self._work.set()
         if self._file.lacks_tables and self._books.has_image and _TablesCame() not in self._actions:
             self._actions.append(_TablesCame())
             self._work.set()
@@ -646,6 +651,8 @@ class ReplicasManager:
                 await self._begin_epoch(epoch)
             case _Lead(confirming=confirming):
                 await self._lead(confirming)
+            case _SaySettled():
+                await self._say_settled()
             case _Retreat(cut=waiter):
                 await self._retreat(waiter)
             case Cut(to=to):
@@ -761,14 +768,17 @@ class ReplicasManager:
                 self._store.fail(error if isinstance(error, OSError) else OSError(errno.EIO, str(error)))
             raise
         self._leads, self._failed_to_lead = True, 0
-        self._say_settled(confirming)
         self._settle_role()
         log.info("leads the broker set in epoch %d, from %d on", confirming.master_epoch, confirming.epoch_start)
         self._books.roles_changed()
+        await self._say_settled()
 
-    def _say_settled(self, confirming: Confirm) -> None:
-        """Record in the log that the archive is settled, as soon as the log accepts it."""
-        if self._has_said_so or not self._books.say_settled():
+    async def _say_settled(self) -> None:
+        """Record in the log that the archive is settled. If the log does not accept it now, a tick tries again."""
+        confirming = self._confirming
+        if confirming is None or not self._leads or self._has_said_so or not await self._books.say_settled():
+            return
+        if self._confirming is not confirming:
             return
         self._has_said_so = True
         if self.member.may_lack_archived:

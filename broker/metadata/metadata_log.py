@@ -55,7 +55,7 @@ from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS, is_internal
 
 log = logging.getLogger(__name__)
 
-# Changes that are applied in one iteration of the event loop while tables are loaded again.
+# Records that are applied or skipped in one iteration of the event loop while tables are loaded again.
 _CHANGES_IN_A_TURN = 50
 
 
@@ -185,11 +185,12 @@ class MetadataLog:
         stands = [_stands_at(file, end) for file in self._files]
         users_stand = end if self._users is None else self._users.stands_at(end)
         first = max(min(*stands, users_stand), self._store.min_offset(METADATA_LOG, CHANGES))
-        for number, followed in enumerate(self._read(first, end), 1):
-            behind = [stands_at <= followed.offset for stands_at in stands]
-            self._apply(followed, behind, users=users_stand <= followed.offset, at_start=True)
-            if isinstance(followed.change, TopicGone | GroupGone):
-                self._gone.append(followed.change)
+        for number, followed in enumerate(self._scan(first, end), 1):
+            if followed is not None:
+                behind = [stands_at <= followed.offset for stands_at in stands]
+                self._apply(followed, behind, users=users_stand <= followed.offset, at_start=True)
+                if isinstance(followed.change, TopicGone | GroupGone):
+                    self._gone.append(followed.change)
             if number % _CHANGES_IN_A_TURN == 0:
                 yield nothing
         self._journal.reached(end)
@@ -290,13 +291,19 @@ class MetadataLog:
 
     # -- log
 
-    def _read(self, first: int, end: int, queue: int = CHANGES) -> Iterator[Followed]:
-        first = max(first, self._store.min_offset(METADATA_LOG, queue))
+    def _read(self, first: int, end: int) -> Iterator[Followed]:
+        return (followed for followed in self._scan(first, end) if followed is not None)
+
+    def _scan(self, first: int, end: int) -> Iterator[Followed | None]:
+        """Yield the changes in a range of offsets, and None for each foreign record."""
+        first = max(first, self._store.min_offset(METADATA_LOG, CHANGES))
         records, reached = self._journal.records, first
-        for record in records.scan(METADATA_LOG, queue, first, end):
+        for record in records.scan(METADATA_LOG, CHANGES, first, end):
             reached = record.queue_offset + 1
             if records.is_own(record):
                 yield Followed(record.queue_offset, record.physical_offset + record.size, _decoded(record))
+            else:
+                yield None
         if reached < end:
             raise UnreadableChange(f"{METADATA_LOG} can't be read at {reached}, below its end at {end}")
 
@@ -478,10 +485,12 @@ class MetadataLog:
     def install_offsets(self, image: OffsetsImage) -> None:
         """Replace committed offsets by a master's, then apply later changes of the log.
 
-        For a slave that has applied the log up to the image's position. Offsets are never merged: a group that was
-        reset to a lower offset would not go back.
+        Offsets are never merged: a group that was reset to a lower offset would not go back. Raise ImageNeeded if this
+        log begins above the image's position, and no image of the other tables is installed: otherwise older changes
+        would be applied on top of newer offsets.
         """
-        assert image.position <= self._journal.position, "older changes would be applied on top of newer offsets"
+        if image.position > self._journal.position:
+            raise ImageNeeded(f"the offsets follow change {image.position}, the tables change {self._journal.position}")
         self._offsets.install(image.offsets, image.resets)
         for followed in self._read(image.position, self._journal.position):
             self._offsets.apply(followed.change)

@@ -72,7 +72,7 @@ class Followed(Protocol):
         """Replace all tables. Raise as `catch_up`."""
 
     def install_offsets(self, image: OffsetsImage) -> None:
-        """Replace committed offsets."""
+        """Replace committed offsets. Raise ImageNeeded if the other tables are older."""
 
     def install_stock(self, image: StockImage) -> None:
         """Replace tables by an Apache master's."""
@@ -233,10 +233,17 @@ class SlaveSynchronize:
             return
         self._is_image_needed = False
         offsets = self._offsets.install_when(confirmed)
-        if offsets is not None:
+        if offsets is None:
+            return
+        try:
             self._tables.install_offsets(offsets)
-            self._on_frontier(offsets.frontier)
-            self.installed += 1
+        except ImageNeeded:
+            # A log that begins above all changes: the tables are requested by the poll that brought these offsets. They
+            # are dropped, because the next poll brings newer ones.
+            self._is_image_due = True
+            return
+        self._on_frontier(offsets.frontier)
+        self.installed += 1
 
     def _follow_stock(self, master: Master) -> None:
         """Follow an Apache master. Its tables are newer than changes in the log, of a neve master's time."""

@@ -7,8 +7,8 @@ A checkpoint has two steps:
                checkpoint file is replaced
 
 Invariant: `checkpointed` is the offset in the file on the disk, and everything below it is durable. A description stays
-due until it is written. If it could not be written for lack of descriptors or disk space, it is retried as a whole, and
-merged with the next description.
+due until it is written, and there is no other one meanwhile. If it could not be written for lack of descriptors or disk
+space, it is retried as a whole.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from broker.store.visibility import Visibility
 from infra.clock import Clock
 from infra.disk.filesystem import Disk, OutOfDescriptors
 from infra.loop.locks import Lock, NewLock, new_lock
+from infra.loop.parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +52,6 @@ class DueCheckpoint(msgspec.Struct):
             with suppress(FileNotFoundError):  # evicted meanwhile
                 disk.fdatasync(path)
         disk.fsync_dir(root / "consumequeue")
-
-    def after(self, before: DueCheckpoint | None) -> DueCheckpoint:
-        """Return this checkpoint, extended by the files that an earlier, unwritten one still had to sync."""
-        if before is not None:
-            assert before.content.physical <= self.content.physical
-            self.queues = [*before.queues, *self.queues]
-            self.index_paths = [*before.index_paths, *self.index_paths]
-        return self
 
 
 class Checkpointer:
@@ -129,23 +122,29 @@ class Checkpointer:
             self._describe()
         return True
 
-    def write_now(self) -> None:
-        """Describe and write a checkpoint synchronously; for a start, or if nothing may continue without it."""
-        if self._due is not None:
-            self.write_due()
-        with self._writing:  # a due checkpoint is merged into this one, and no thread may write it meanwhile
-            self._describe()
-        self._visibility.after_flush(self._visibility.flush())
-        self.write_due()
+    def write_parts(self) -> Parts[None]:
+        """Describe and write a checkpoint now, for a caller that can't continue without it; the parts do the I/O.
+
+        If an earlier description can't be written now, this ends without another one: `is_put_off` is true.
+        """
+        while (due := self._due) is not None:
+            yield self.write_due
+            if self._due is due:
+                return
+        self._describe()
+        yield self._visibility.flush
+        self._visibility.after_flush(self._visibility.synced)
+        yield self.write_due
 
     def _describe(self) -> None:
+        assert self._due is None, "a thread may be writing it"
         self._index.build()
         base, count = self._index.state()
         # before the queues are marked clean, because dirty queues show which topics may have changed
         topics = self._end.topics()
         end = self._end
         content = StoreCheckpoint(end.appended, end.last_time, base, count, topics, end.high_time)
-        self._due = DueCheckpoint(content, self._queues.take_dirty(), self._index.take_dirty()).after(self._due)
+        self._due = DueCheckpoint(content, self._queues.take_dirty(), self._index.take_dirty())
         self._described_at, self._described_time = self._end.appended, self._clock.monotonic()
 
     # -- on a thread

@@ -266,6 +266,14 @@ class CommitLog:
             if self.files and self._next is None and not self._is_left:
                 self._next = self._create(self.files[-1].end)
 
+    def prepare_at(self, base: int) -> None:
+        """Allocate the file that will begin at a higher offset, in place of the next one; for a thread."""
+        with self._allocation:
+            if self._next is not None and self._next.base != base:
+                self._drop_next()
+            if self._next is None and not self._is_left:
+                self._next = self._create(base)
+
     def unchanged(self) -> Lock:
         """Return a lock; while it is held, no thread creates a file."""
         return self._allocation

@@ -189,15 +189,18 @@ class ConsumeQueue:
 
     # -- files
 
-    def create(self, first_offset: int, *, sync: bool) -> None:
-        """Create a file that begins at an offset, after the existing files. Raises StoreFull."""
+    def create(self, first_offset: int) -> None:
+        """Create a file that begins at an offset, after the existing files; the next checkpoint syncs it.
+
+        Raises StoreFull.
+        """
         size = min(self._config.queue_first_step, self._config.queue_file_size)
         path = self.directory / file_name(first_offset * QUEUE_ENTRY_SIZE)
         try:
             if not self.files:
                 self._maps.removal.make_way(self.topic, self.queue_id)
             self._disk.make_dirs(self.directory)
-            self._disk.create_preallocated(path, size, sync=sync)
+            self._disk.create_preallocated(path, size, sync=False)
         except (DiskFull, OutOfDescriptors) as error:
             raise StoreFull(f"no room for {size} bytes at {path}: {error}") from error
         self.files.append(QueueFile(self, first_offset, path, size))
@@ -227,11 +230,11 @@ class ConsumeQueue:
         self._maps.rooms.take()
         tail = self.tail
         if tail is None:
-            self.create(self.end, sync=False)
+            self.create(self.end)
         elif self.position + QUEUE_ENTRY_SIZE > self.limit:
             self.settle()
             if self.limit + QUEUE_ENTRY_SIZE > self._config.queue_file_size:
-                self.create(self.end, sync=False)
+                self.create(self.end)
             else:
                 self._grow(tail)
         else:
@@ -291,7 +294,7 @@ class ConsumeQueue:
             except OutOfDescriptors as error:
                 raise StoreFull(f"{self.files[-1].path} can't be mapped: {error}") from error
         else:
-            self.create(offset, sync=False)
+            self.create(offset)
 
     def begin_at(self, offset: int) -> None:
         """Set the offset of the first entry of an empty queue; its file is created with that entry."""

@@ -183,10 +183,14 @@ class LogEnd:
         if self._state is EndState.FAILED:
             self.check_writable()
 
-    def check_following(self) -> None:
-        """Raise StoreNotWritable if records of a master are not accepted."""
+    def check_usable(self) -> None:
+        """Raise StoreNotWritable if the log is closed, or after a failure."""
         if self._state in {EndState.CLOSED, EndState.FAILED}:
             self.check_writable()
+
+    def check_following(self) -> None:
+        """Raise StoreNotWritable if records of a master are not accepted."""
+        self.check_usable()
         if self._state is not EndState.FOLLOWING:
             raise StoreNotWritable("this broker is a master: nobody lays out its log but itself")
 
@@ -336,10 +340,14 @@ class LogEnd:
         if self.file is not None and self.position:
             self._start_file(self.file.end)
 
+    def base_above(self, physical_offset: int) -> int:
+        """Return the base of the file in which `go_on_at` continues."""
+        return max(physical_offset, self.file.end if self.file is not None else 0)
+
     def go_on_at(self, physical_offset: int) -> None:
-        """Continue in a new file at or above an offset beyond the end. Raises StoreFull."""
-        self.check_writable()
-        self._start_file(max(physical_offset, self.file.end if self.file is not None else 0))
+        """Continue in a new file at or above an offset beyond the end, also on a slave. Raises StoreFull."""
+        self.check_usable()
+        self._start_file(self.base_above(physical_offset))
 
     def _roll_for(self, size: int) -> None:
         """Continue in the next file, because the record does not fit."""

@@ -21,6 +21,7 @@ import errno
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ from broker.store.key_index import KeyIndex
 from broker.store.log_end import LogEnd
 from broker.store.log_scan import RecoveryReport
 from broker.store.queue_state import StateImage
-from broker.store.queue_table import QueueTable
+from broker.store.queue_table import QueueTable, pieces
 from broker.store.reading import EntryRun, GetResult
 from broker.store.recovery import Recovery
 from broker.store.replica_appender import ReplicaAppender
@@ -180,7 +181,7 @@ class MessageStore:
 
     def _begin_again(self, confirmed: int | None) -> None:
         """Make the recovered state durable. This must come before any append behind a truncation."""
-        self._checkpointer.write_now()
+        run_here(self._checkpointer.write_parts())
         if truncation.read_truncation(self.config.root, self.disk) is not None:
             if self.checkpoint_is_put_off:
                 raise StoreFull("no room for a checkpoint where the log is cut")
@@ -233,8 +234,8 @@ class MessageStore:
 
         No queue is synced here: a start rebuilds queues and keys from the log, which was synced before the own epoch
         began. The mark of a slave stays until a checkpoint covers the master's records. A crash before that checkpoint
-        is recovered as a slave's, own records included. That does not lower a queue that this broker raised above its
-        last record. `_create_at` writes a checkpoint first, which also removes the mark.
+        is recovered as a slave's, own records included. If it lowers queues that this broker raised, no record of the
+        log raises them yet, and the next promotion raises them again.
         """
         self._end.check_following()
         self._replica.forget()
@@ -627,9 +628,13 @@ class MessageStore:
         return self._checkpointer.want(physical_offset)
 
     def checkpoint(self) -> None:
-        """Flush and write a checkpoint synchronously."""
+        """Flush and write a checkpoint on this thread."""
+        run_here(self.checkpoint_parts())
+
+    def checkpoint_parts(self) -> Parts[None]:
+        """Flush and write a checkpoint; the yielded parts have to run on a thread."""
         self.check_whole()
-        self._checkpointer.write_now()
+        yield from self._checkpointer.write_parts()
         self._forget_following()
 
     # -- queues
@@ -786,7 +791,7 @@ class MessageStore:
         return erased.before(spans, offset) if below else erased.behind(spans, offset)
 
     def save_queue_state(self) -> None:
-        """Make the queue state durable, for example after `hide_below`."""
+        """Make the queue state durable on this thread, for example after `hide_below`."""
         self.check_whole()
         self._queues.save()
 
@@ -809,21 +814,28 @@ class MessageStore:
         Those that end as high or higher are unchanged. Repeatable after a crash.
         """
         self._end.check_writable()
-        self._create_at(following)
+        run_here(self.create_queues_parts(following))
 
-    def _create_at(self, following: Mapping[str, Mapping[int, int]], *, by_image: bool = False) -> None:
+    def create_queues_parts(self, following: Mapping[str, Mapping[int, int]], *, by_image: bool = False) -> Parts[None]:
+        """Do `create_queues_at`, also on a slave; the yielded parts have to run on a thread.
+
+        `by_image` is as in `QueueTable.begin_at`.
+        """
         self.check_whole()
-        lower = [
-            (topic, queue_id, offset)
-            for topic, offsets in following.items()
-            for queue_id, offset in offsets.items()
-            if (queue := self._queues.get(topic, queue_id)) is None or queue.end < offset
-        ]
+        lower: dict[str, dict[int, int]] = {}
+        for piece in pieces(following):
+            for topic, offsets in piece.items():
+                known = self._queues.by_id(topic)
+                for queue_id, offset in offsets.items():
+                    if (queue := known.get(queue_id)) is None or queue.end < offset:
+                        lower.setdefault(topic, {})[queue_id] = offset
+            yield nothing
         if not lower:
             return
-        self.checkpoint()  # recovery accepts a hole only below a checkpoint
-        self._queues.begin_at(lower, by_image=by_image)
-        self.checkpoint()
+        yield from self.checkpoint_parts()  # recovery accepts a hole only below a checkpoint
+        self.check_whole()
+        yield from self._queues.begin_at(lower, by_image=by_image)
+        yield from self.checkpoint_parts()
 
     def restore_queues(
         self, following: Mapping[str, Mapping[int, int]], ended: Mapping[str, Mapping[int, int]]
@@ -835,7 +847,7 @@ class MessageStore:
         self._end.check_writable()
         self._queues.remember_ended(ended)
         self._queues.save()
-        self._create_at(following, by_image=True)
+        run_here(self.create_queues_parts(following, by_image=True))
 
     def begin_queues(self, ends: Mapping[str, Mapping[int, int]], log_end: int) -> None:
         """Add queues of which a slave's log has no record, so that they continue as at the master and never start at 0.
@@ -849,7 +861,7 @@ class MessageStore:
             lacking = {queue_id: end for queue_id, end in queues.items() if end and queue_id not in known}
             if lacking and self.gone_below(topic) <= log_end:
                 missing[topic] = lacking
-        self._create_at(missing, by_image=True)
+        run_here(self.create_queues_parts(missing, by_image=True))
 
     def raise_queues(self, following: Mapping[str, Mapping[int, int]], *, said_at: int | None = None) -> None:
         """Let queues continue at offsets above those that the archive may have assigned; hide lower local messages.
@@ -857,12 +869,24 @@ class MessageStore:
         On a slave a record of the master sets the offsets; it ends at `said_at`. Messages from these offsets on
         stay visible. Repeatable.
         """
-        self._create_at(following)
-        self._queues.show_to(following)
-        hidden = [self._queues.hide_below(topic, offsets) for topic, offsets in following.items()]
-        is_new = said_at is not None and self.remember_raised(following, said_at)
-        if any(hidden) or is_new:
-            self._queues.save()
+        run_here(self.raise_queues_parts(following, said_at=said_at))
+
+    def raise_queues_parts(
+        self, following: Mapping[str, Mapping[int, int]], *, said_at: int | None = None
+    ) -> Parts[None]:
+        """Do `raise_queues`; the yielded parts have to run on a thread."""
+        yield from self.create_queues_parts(following)
+        has_changed = False
+        for piece in pieces(following):
+            self.check_whole()
+            self._queues.show_to(piece)
+            for topic, offsets in piece.items():
+                has_changed |= self._queues.hide_below(topic, offsets)
+            if said_at is not None:
+                has_changed |= self.remember_raised(piece, said_at)
+            yield nothing
+        if has_changed:
+            yield partial(self._queues.write, self._queues.image())
 
     def remember_raised(self, following: Mapping[str, Mapping[int, int]], said_at: int) -> bool:
         """Record that the log raises queues, in a record that ends at `said_at`; return whether this is new.
@@ -1157,11 +1181,24 @@ class MessageStore:
     def restart_log_at(self, physical_offset: int) -> None:
         """Continue in a new file at an offset above the log's end, because the records between were lost."""
         self._end.check_writable()
-        if physical_offset < self._end.appended:
-            raise StoreError(f"the log already reaches {self._end.appended}, above {physical_offset}")
-        self.checkpoint()
+        run_here(self.restart_log_parts(physical_offset))
+
+    def restart_log_parts(self, physical_offset: int) -> Parts[None]:
+        """Do `restart_log_at`, also on a slave that follows no master; the yielded parts have to run on a thread.
+
+        Nothing is appended meanwhile.
+        """
+        self._end.check_usable()
+        end = self._end.appended
+        if physical_offset < end:
+            raise StoreError(f"the log already reaches {end}, above {physical_offset}")
+        yield from self.checkpoint_parts()
+        yield partial(self._log.prepare_at, self._end.base_above(physical_offset))
+        self.check_whole()
+        assert self._end.appended == end, "nothing is appended while the log restarts"
+        self._replica.forget()
         self._end.go_on_at(physical_offset)
-        self.checkpoint()
+        yield from self.checkpoint_parts()
 
     def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryRun]:
         """Return for each queue the entries of records in [start_phys, end_phys), as copies."""

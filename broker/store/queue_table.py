@@ -16,10 +16,10 @@ Invariants: `by_name` and the table by topic contain the same queues. A queue th
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from itertools import islice
 from typing import TypeVar
-
-import msgspec
 
 from broker.store import erased
 from broker.store.commit_log import CommitLog
@@ -33,8 +33,12 @@ from broker.store.queue_state import QueueState, QueueStateFile, StateImage
 from broker.store.topic_tails import TopicTails
 from infra.disk.filesystem import Disk
 from infra.loop.locks import NewLock, new_lock
+from infra.loop.parts import Parts, nothing
 
 T = TypeVar("T")
+# Queues that are compared or changed in memory in one turn of the event loop, about 2 ms.
+QUEUES_IN_A_TURN = 250
+_FILES_IN_A_TURN = 32  # queues whose file may have to be created, about 5 ms
 
 
 class QueueTable:
@@ -311,7 +315,7 @@ class QueueTable:
         first = self._state.ended.get(topic, {}).get(str(queue_id), 0)
         queue = self.add(topic, queue_id)
         try:
-            queue.create(first, sync=False)
+            queue.create(first)
         except StoreFull:
             self._drop(queue)
             raise
@@ -339,7 +343,7 @@ class QueueTable:
             self._save_deletion_of(topic)
             queue = self.add(topic, queue_id)
             try:
-                queue.create(offset, sync=False)
+                queue.create(offset)
             except StoreFull:
                 self._drop(queue)
                 raise
@@ -361,49 +365,64 @@ class QueueTable:
         assert last is not None, "a queue that ends above 0 has a last entry"
         self.delete(topic, max(last[0] + last[1], self.gone_below(topic)), begin_again=True)
 
-    def begin_at(self, following: Iterable[tuple[str, int, int]], *, by_image: bool = False) -> None:
+    def begin_at(self, following: Mapping[str, Mapping[int, int]], *, by_image: bool = False) -> Parts[None]:
         """Let queues continue at higher offsets, behind a hole. Recovery accepts a hole only below its checkpoint.
 
-        If `by_image`, no record of the log sets the offsets, and no truncation removes them. Durable when this returns.
-        If it fails, the queue that failed is unchanged, and the call may be repeated.
+        Queues that end as high or higher are unchanged. If `by_image`, no record of the log sets the offsets, and no
+        truncation removes them. Durable with the next checkpoint. If it fails, the queue that failed is unchanged, and
+        the call may be repeated.
         """
-        files: list[tuple[ConsumeQueue, int]] = []
-        empty: list[tuple[str, int, int]] = []
-        for topic, queue_id, offset in following:
-            _check_name(topic, queue_id)
-            queue = self.get(topic, queue_id)
-            if queue is None or not queue.files:
-                empty.append((topic, queue_id, offset))
-            else:
-                files.append((queue, offset))
-        if empty:
-            self._begin_without_files(empty, by_image=by_image)
-        for queue, offset in files:
-            self._go_on_behind_a_hole(queue, offset)
+        yield from self._begin_without_files(following, by_image=by_image)
+        for piece in pieces(following, _FILES_IN_A_TURN):
+            for topic, queue_id, offset in _each(piece):
+                queue = self.get(topic, queue_id)
+                if queue is not None and queue.files and queue.end < offset:
+                    self._go_on_behind_a_hole(queue, offset)
+            yield nothing
 
-    def _begin_without_files(self, empty: Sequence[tuple[str, int, int]], *, by_image: bool) -> None:
-        begins = {topic: dict(offsets) for topic, offsets in self._state.begins.items()}
-        for topic, queue_id, offset in empty:
-            begins.setdefault(topic, {})[str(queue_id)] = offset
-        raised = {topic: dict(said) for topic, said in self._state.raised.items()}
-        state = msgspec.structs.replace(self._state, begins=begins, raised=raised)
+    def _begins_without_file(self, topic: str, queue_id: int, offset: int) -> bool:
+        queue = self.get(topic, queue_id)
+        return queue is None or (not queue.files and queue.end < offset)
+
+    def _begin_without_files(self, following: Mapping[str, Mapping[int, int]], *, by_image: bool) -> Parts[None]:
+        new: dict[str, dict[str, int]] = {}
+        for piece in pieces(following):
+            for topic, queue_id, offset in _each(piece):
+                if self._begins_without_file(topic, queue_id, offset):
+                    _check_name(topic, queue_id)
+                    new.setdefault(topic, {})[str(queue_id)] = offset
+            yield nothing
+        if not new:
+            return
+        before = self._state.begins
+        begins = before | {topic: before.get(topic, {}) | offsets for topic, offsets in new.items()}
+        self._state.begins = begins
         if by_image:
-            for topic, queue_id, offset in empty:
-                self._say_begin(state, topic, str(queue_id), offset)
-        self._file.write(self._file.image_of(state))  # if this fails, no queue is changed
-        self._state = state
-        for topic, queue_id, offset in empty:
-            (self.get(topic, queue_id) or self.add(topic, queue_id)).begin_at(offset)
+            self._set_by_image(new)
+        try:
+            yield partial(self._file.write, self.image())
+        except OSError:
+            if self._state.begins is begins:
+                self._state.begins = before
+            raise
+        for piece in pieces(following, _FILES_IN_A_TURN):
+            for topic, queue_id, offset in _each(piece):
+                # A topic that was deleted meanwhile has lost its new begin.
+                is_begun = self._state.begins.get(topic, {}).get(str(queue_id)) == offset
+                if is_begun and self._begins_without_file(topic, queue_id, offset):
+                    (self.get(topic, queue_id) or self.add(topic, queue_id)).begin_at(offset)
+            yield nothing
 
-    @staticmethod
-    def _say_begin(state: QueueState, topic: str, name: str, offset: int) -> None:
-        said = state.raised.setdefault(topic, {})
-        said[name] = [(offset, 0), *(one for one in said.get(name, ()) if one[0] > offset and one[1])]
+    def _set_by_image(self, begins: Mapping[str, Mapping[str, int]]) -> None:
+        for topic, offsets in begins.items():
+            raised = self._state.raised.setdefault(topic, {})
+            for name, offset in offsets.items():
+                raised[name] = [(offset, 0), *(one for one in raised.get(name, ()) if one[0] > offset and one[1])]
 
     def _go_on_behind_a_hole(self, queue: ConsumeQueue, next_offset: int) -> None:
         queue.settle()
         next_offset += queue.would_look_lost(next_offset)
-        queue.create(next_offset, sync=True)
+        queue.create(next_offset)
         queue.visible = next_offset
         self.mark_dirty(queue)
 
@@ -730,6 +749,20 @@ class QueueTable:
     def mapped_files(self) -> int:
         """The number of mapped files of queues."""
         return len(self._maps)
+
+
+def pieces(ends: Mapping[str, Mapping[int, int]], most: int = QUEUES_IN_A_TURN) -> Iterator[dict[str, dict[int, int]]]:
+    """Yield a table of offsets by topic and queue in pieces of at most `most` queues, for turns of the event loop."""
+    rest = _each(ends)
+    while some := list(islice(rest, most)):
+        piece: dict[str, dict[int, int]] = {}
+        for topic, queue_id, end in some:
+            piece.setdefault(topic, {})[queue_id] = end
+        yield piece
+
+
+def _each(ends: Mapping[str, Mapping[int, int]]) -> Iterator[tuple[str, int, int]]:
+    return ((topic, queue_id, end) for topic, queues in ends.items() for queue_id, end in queues.items())
 
 
 def _check_name(topic: str, queue_id: int) -> None:

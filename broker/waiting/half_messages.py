@@ -34,6 +34,7 @@ from broker.store.message_store import MessageStore, PutResult
 from broker.waiting.queue_records import of_queue
 from infra.clock import Clock
 from infra.loop.in_steps import Steps, at_once
+from infra.loop.parts import Parts, emptied, run_here
 from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.record.properties import PROPERTY_TRANSACTION_PREPARED, PROPERTY_UNIQUE_KEY, tags_code
@@ -225,7 +226,7 @@ class HalfMessages:
 
         No start reads marks of that broker. `ended` are the offsets in between that no longer wait. Raises StoreError.
         """
-        self.forget()
+        run_here(self.forget_parts())
         op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
         for record, checks in waiting:
             offset, wish = record.queue_offset, immunity(record.properties)
@@ -277,7 +278,8 @@ class HalfMessages:
 
     def load_steps(self) -> Steps[None]:
         """Load the waiting half messages in steps from a log that does not grow meanwhile; `lead` must follow."""
-        self.forget()
+        for _ in self.forget_parts():
+            yield
         half_from, op_from = yield from self._floors()
         ended: set[int] = set()
         checks: dict[int, int] = {}
@@ -328,10 +330,11 @@ class HalfMessages:
         if raw is not None:
             self._end_if_committed(decode_record(raw))
 
-    def forget(self) -> None:
+    def forget_parts(self) -> Parts[None]:
         """Forget all half messages on a slave, because its master completes them."""
-        for part in (self._pending, self._reappended, self._outcomes, self._unmarked):
-            part.clear()
+        gone = (self._pending, self._reappended, self._outcomes, self._unmarked)
+        self._pending, self._reappended, self._outcomes, self._unmarked = OrderedDict(), {}, OrderedDict(), []
+        yield from emptied(*gone)
 
     def _leave(self, first: int, places: dict[int, Half]) -> None:
         """Remove the older copy of a half message that was appended again, even if a crash prevented its mark."""

@@ -35,6 +35,7 @@ from broker.store.message_store import MessageStore, PutResult
 from broker.waiting.delivery import UNDELIVERABLE, Quarantine, ReadQueues, TopicMissing, delivery_target
 from infra.clock import Clock
 from infra.loop.in_steps import Steps, at_once
+from infra.loop.parts import Parts, emptied
 from infra.loop.supervisor import Faults
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record
@@ -452,7 +453,8 @@ class TimerMessages:
     def load_steps(self) -> Steps[None]:
         """Run `load` in steps; the log must not grow meanwhile."""
         store = self._store
-        self.forget()
+        for _ in self.forget_parts():
+            yield
         mark = yield from self._writer.internal.last_steps(WHEEL_TIMER_TOPIC, _MARKS, _mark_of)
         if mark is not None:
             self._delivered = mark.delivered
@@ -461,7 +463,8 @@ class TimerMessages:
             if found is None or found.queue_id != _MESSAGES:
                 continue
             if found.anew:
-                self._forget_waiting()
+                for _ in self._forget_waiting():
+                    yield
             columns = zip(found.run.physical.tolist(), found.run.tags.tolist(), strict=True)
             for offset, (position, code) in enumerate(columns, found.run.first_offset):
                 if (abs(code), offset) > self._delivered:
@@ -470,14 +473,15 @@ class TimerMessages:
                         self._load_recall(position, offset)
             yield
 
-    def forget(self) -> None:
+    def forget_parts(self) -> Parts[None]:
         """Forget all messages on a slave, because its master delivers them."""
-        self._forget_waiting()
         self._delivered, self._rewind_below = (0, -1), None
+        yield from self._forget_waiting()
 
-    def _forget_waiting(self) -> None:
-        for part in (self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls):
-            part.clear()
+    def _forget_waiting(self) -> Parts[None]:
+        gone = (self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls)
+        self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls = [], deque(), set(), {}, {}
+        yield from emptied(*gone)
 
     def _load_recall(self, position: int, offset: int) -> None:
         raw = self._store.record_at(position)

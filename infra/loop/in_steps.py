@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 
 from infra.clock import Clock
 from infra.loop.pace import LONGEST_S, SHARE
-from infra.loop.parts import Parts
+from infra.loop.parts import Parts, nothing
 
 T = TypeVar("T")
 # Queues per slice: each may be a file that has to be opened.
@@ -89,7 +89,7 @@ async def run_beside(parts: Parts[T], run: Callable[[Callable[[], object]], Coro
                 raise asyncio.CancelledError from None
             result: T = end.value
             return result
-        running = asyncio.ensure_future(run(part))
+        running = asyncio.ensure_future(asyncio.sleep(0) if part is nothing else run(part))
         while not running.done():
             try:
                 await asyncio.wait([running])

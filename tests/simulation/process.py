@@ -1,12 +1,12 @@
 """One broker process without its sockets and tasks: the broker's own start, jobs and topic deletion, run synchronously.
 
-Work for threads runs in the caller, and so do calls from threads to the loop: a coroutine of the start completes
-without suspension. The process is created by the constructors that `broker.command` uses, and started by the same
-steps, as far as the archive needs them.
+Work for threads runs in the caller, and so do calls from threads to the loop. The process is created by the
+constructors that `broker.command` uses, and started by the same steps, as far as the archive needs them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -41,8 +41,14 @@ class Killed(BaseException):
 
 
 def drive(coroutine: Awaitable[T]) -> T:
-    """Run a coroutine that never suspends."""
+    """Run a coroutine whose work for threads runs in the caller: inside an event loop, one that never suspends."""
     assert isinstance(coroutine, Coroutine)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with asyncio.Runner() as runner:
+            result: T = runner.run(coroutine)
+            return result
     try:
         coroutine.send(None)
     except StopIteration as stop:

@@ -207,8 +207,8 @@ class ArchiveMembers:
         member.store.confirm(member.end)
         if not in_sync:
             assert drive(member.archive.settle())
+        drive(member.archive.go_on())
         member.store.lead()
-        member.archive.go_on()
 
     def depose(self, member: ArchiveMember) -> None:
         """Make a member the slave of the other one."""

@@ -294,11 +294,11 @@ def test_raised_queues_are_reported_until_the_log_has_a_record_of_them() -> None
     both = lacking()
     for _ in range(2):
         both.elect(both.b, in_sync=False)
-        assert both.b.archive.go_on() == {TOPIC: {0: 15}}, "queue 1 has all that is archived of it"
+        assert drive(both.b.archive.go_on()) == {TOPIC: {0: 15}}, "queue 1 has all that is archived of it"
         both.depose(both.b)
     both.elect(both.b, in_sync=False)
     both.b.put(1)
-    assert both.b.archive.go_on() == {}, "a record says it"
+    assert drive(both.b.archive.go_on()) == {}, "a record says it"
 
 
 def test_member_that_resumed_above_a_partly_replicated_object_is_reelected() -> None:

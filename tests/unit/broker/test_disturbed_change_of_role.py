@@ -311,28 +311,6 @@ async def test_promotion_does_not_wait_for_a_checkpoint(tmp_path: Path, monkeypa
             may_end.set()
 
 
-async def test_member_that_may_resume_above_its_archive_writes_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A raise of a queue needs two checkpoints on the event loop. The early one leaves little work for these."""
-    async with broker_set(tmp_path) as brokers:
-        heir = (await brokers.slaves())[0]
-        store, books = heir.broker.store, heir.broker.change_of_role
-        assert books is not None
-        await put(await brokers.master(), b"1")
-        await shows(heir, b"1")
-        missing, lead = list[int](), store.lead
-
-        def noted() -> None:
-            missing.append(store.max_physical_offset - store.checkpointed)
-            lead()
-
-        monkeypatch.setattr(books, "_may_go_on_above", lambda: True)
-        monkeypatch.setattr(store, "lead", noted)
-        await hand_to(brokers, heir)
-        assert missing == [0]
-
-
 @asynccontextmanager
 async def with_a_diverged_tail(
     root: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[BrokerMember], object]

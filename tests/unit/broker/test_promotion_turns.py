@@ -18,6 +18,7 @@ from broker.waiting.timer_message import TimerMessages
 from tests.kit.broker.in_process import running, send
 from tests.kit.broker.set_in_process import broker_set
 from tests.kit.clock.calls_per_turn import CallsPerTurn
+from tests.kit.clock.turns import CALLS_IN_A_TURN, calls_in_turns
 from tests.kit.clock.waiting import until
 from tests.unit.broker.role_changes import hand_to, put
 
@@ -72,6 +73,16 @@ async def test_promotion_loads_a_bounded_amount_of_state_per_turn(
         assert most["halves"] <= 100, most
         assert most["timers"] <= 250, most
         assert most["offsets"] <= 2_100, most
+
+
+async def test_deposed_master_frees_its_timers_and_half_messages_in_turns(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, _):
+        for number in range(20_000):
+            broker.timers._add((1, number, number))
+            broker.transactions._pending[number] = Half(number, number, 0, None, 0)
+        turns = calls_in_turns(broker.timers.forget_parts()) + calls_in_turns(broker.transactions.forget_parts())
+        assert max(turns) <= CALLS_IN_A_TURN, turns
+        assert (len(broker.timers), len(broker.transactions)) == (0, 0)
 
 
 class WithoutAWalk(OrderedDict[int, Half]):

@@ -25,7 +25,9 @@ from broker.tables.changes import (
 )
 from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
+from infra.loop.in_steps import Steps
 from neve.errors import BrokerError
+from tests.simulation.process import InLine
 
 EPOCH = 7
 EVERYTHING = get_args(Change)
@@ -45,8 +47,9 @@ class JournaledLog:
         def nothing(*_: object) -> None: ...
 
         return SimpleNamespace(
-            confirmed_offset=0, max_physical_offset=0, lead=nothing, follow=nothing, save_queue_state=self.save,
-            is_following=False, config=SimpleNamespace(store_host=("127.0.0.1", 1)), remember_raised=nothing,
+            confirmed_offset=0, max_physical_offset=0, lead=nothing, follow=nothing, write_queue_state=self.save,
+            queue_state_image=nothing, last_record=nothing, prepare_to_lead=nothing, is_following=False,
+            config=SimpleNamespace(store_host=("127.0.0.1", 1)), remember_raised=nothing,
         )  # fmt: skip
 
     def put(self, message: NewMessage, *, internal: bool) -> Any:
@@ -58,33 +61,40 @@ class JournaledLog:
         self.said.append(change)
         return PutResult(0, len(of_queue), 0, 0)
 
-    def save(self) -> None:
+    def save(self, _: object) -> None:
         if self.is_full:
             raise DiskFull(28, "no space left on device")
         self.saved_behind.append(len(self.said))
 
 
-def leading(log: JournaledLog, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
+async def leading(log: JournaledLog, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
     def nothing(*_: object) -> None: ...
 
-    some: Any = SimpleNamespace(forget=nothing, lead=nothing)
-    pops: Any = SimpleNamespace(lead=nothing)
-    metadata: Any = SimpleNamespace(lead=list)
+    def no_steps() -> Steps[list[str]]:
+        yield
+        return []
+
+    async def go_on() -> Mapping[str, Mapping[int, int]]:
+        return raised
+
+    some: Any = SimpleNamespace(forget=nothing, lead=nothing, load_steps=no_steps)
+    pops: Any = SimpleNamespace(lead=nothing, lead_steps=no_steps)
+    metadata: Any = SimpleNamespace(lead_steps=no_steps)
     topics: Any = SimpleNamespace(lead=nothing)
     role = ChangeOfRole(
         log.store(), some, journal=log.journal, metadata=metadata, synchronize=some, topics=topics, pops=pops,
-        timers=some, transactions=some, doomed=some, registration=some, files=(), go_on=lambda: raised,
-        may_go_on_above=lambda: False, write_checkpoint=cast(Any, nothing),
+        timers=some, transactions=some, doomed=some, registration=some, files=(), go_on=go_on, threads=InLine(),
     )  # fmt: skip
+    await role.prepare()
     role.lead(EPOCH)
     return role
 
 
-def test_raised_queues_are_divided_into_small_and_complete_records() -> None:
+async def test_raised_queues_are_divided_into_small_and_complete_records() -> None:
     log = JournaledLog()
     raised = {f"{number:03d}{'long' * 60}": dict.fromkeys(range(number % 5), 1 << 60) for number in range(2_000)}
     raised["many"] = dict.fromkeys(range(5_000), 9)
-    assert leading(log, raised).say_settled()
+    assert await (await leading(log, raised)).say_settled()
     *records, last = log.said
     assert last == ArchiveSettled(epoch=EPOCH)
     assert max(len(encode_change(change)) for change in records) < 17 << 10
@@ -97,46 +107,46 @@ def test_raised_queues_are_divided_into_small_and_complete_records() -> None:
     assert told == {topic: queues for topic, queues in raised.items() if queues}
 
 
-def test_records_refused_for_seconds_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_records_refused_for_seconds_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     log = JournaledLog()
-    role = leading(log, {"t": {0: 5}})
+    role = await leading(log, {"t": {0: 5}})
     log.refused = EVERYTHING
 
     def warned() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
     for _ in range(4):
-        assert not role.say_settled()
+        assert not await role.say_settled()
     assert warned() == [], "a second is nothing"
     for _ in range(100):
-        assert not role.say_settled()
+        assert not await role.say_settled()
     (warning,) = warned()
     assert "too few members are in sync" in warning
     log.refused = ()
-    assert role.say_settled()
+    assert await role.say_settled()
     assert log.said == [QueuesRaised(queues={"t": {0: 5}}), ArchiveSettled(epoch=EPOCH)]
 
 
-def test_raised_queues_are_saved_before_the_archive_is_reported_settled() -> None:
+async def test_raised_queues_are_saved_before_the_archive_is_reported_settled() -> None:
     """Otherwise a truncation above the record would lower them, although followers rely on it."""
     log = JournaledLog()
-    role = leading(log, {"t": {0: 5}})
+    role = await leading(log, {"t": {0: 5}})
     log.is_full = True
     for _ in range(3):
-        assert not role.say_settled()
+        assert not await role.say_settled()
     assert log.said == [QueuesRaised(queues={"t": {0: 5}})], "once"
     log.is_full, log.refused = False, (ArchiveSettled,)
     for _ in range(3):
-        assert not role.say_settled()
+        assert not await role.say_settled()
     log.refused = ()
-    assert role.say_settled()
+    assert await role.say_settled()
     assert (log.said[1:], log.saved_behind) == ([ArchiveSettled(epoch=EPOCH)], [1]), "and once"
 
 
-def test_topic_deletion_is_logged_behind_the_raise_of_its_queues() -> None:
+async def test_topic_deletion_is_logged_behind_the_raise_of_its_queues() -> None:
     """The queues of a follower then end where its master's do, and no offset is assigned twice."""
     log = JournaledLog()
-    leading(log, {"t": {0: 5}})
+    await leading(log, {"t": {0: 5}})
     gone = TopicGone(topic="t", ends={0: 5}, begins_again=False, version={})
     log.refused = EVERYTHING
     with pytest.raises(BrokerError):
@@ -146,10 +156,10 @@ def test_topic_deletion_is_logged_behind_the_raise_of_its_queues() -> None:
     assert log.said == [QueuesRaised(queues={"t": {0: 5}}), gone]
 
 
-def test_deposed_master_logs_no_raised_queues() -> None:
+async def test_deposed_master_logs_no_raised_queues() -> None:
     log = JournaledLog()
-    role = leading(log, {"t": {0: 5}})
+    role = await leading(log, {"t": {0: 5}})
     role.follow()
-    assert role.say_settled()
+    assert await role.say_settled()
     log.journal.record(ArchiveSettled(epoch=EPOCH + 1))
     assert log.said == [ArchiveSettled(epoch=EPOCH + 1)]

@@ -73,6 +73,7 @@ def test_postponed_checkpoint_syncs_queues_of_both_checkpoints(
         store.checkpoint()
     store.after_flush(store.flush())
     store.upkeep()
+    store.checkpoint()
     assert (store.checkpointed, store.checkpoint_is_put_off) == (store.max_physical_offset, False)
     for seed in range(8):
         assert queues(_started(disk.power_cut(seed))) == [[body(0)], [body(1)], [body(2)], [body(3)]]

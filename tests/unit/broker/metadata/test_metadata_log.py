@@ -414,6 +414,14 @@ def test_tables_are_reloaded_in_turns_of_bounded_work(member: TablesMember) -> N
     assert len(turns) > 20
 
 
+def test_foreign_records_are_skipped_in_turns_of_bounded_work(member: TablesMember) -> None:
+    for _ in range(1_000):
+        member.put_foreign(b"{}")
+    turns = calls_in_turns(member.metadata.reload_parts())
+    assert max(turns) < CALLS_IN_A_TURN, turns
+    assert len(turns) > 20
+
+
 def test_changes_in_the_log_that_are_not_visible_yet_are_not_lost(member: TablesMember) -> None:
     member.store.join_set(member.store.max_physical_offset)
     member.topics.create_plain("t2", 1)

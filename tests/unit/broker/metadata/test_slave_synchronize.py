@@ -350,6 +350,22 @@ def test_tables_older_than_the_log_needs_are_fetched_again(
     run(scenario)
 
 
+def test_offsets_before_the_tables_of_a_late_log_are_dropped(master: TablesMember, slave: Slave, api: Api) -> None:
+    """A log that begins above all changes is confirmed, but the tables that the offsets belong to are not here."""
+
+    async def scenario() -> None:
+        slave.confirmed = 1 << 40
+        slave.sync.follow(A)
+        api.failing[Code.GET_ALL_TOPIC_CONFIG] = ConnectionError("gone")
+        await slave.sync.poll()
+        assert (slave.table, slave.sync.installed) == ({}, 0)
+        api.failing.clear()
+        await slave.sync.poll()
+        assert (slave.table, slave.sync.images) == ({"t@g": {0: 9}}, 1)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("error", [ConnectionError("gone"), TimeoutError(), NeveError(None, "busy")])
 def test_failed_fetch_of_tables_is_repeated_and_does_not_delay_offsets(
     master: TablesMember, slave: Slave, api: Api, error: Exception
