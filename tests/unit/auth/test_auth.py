@@ -1,6 +1,5 @@
 """Tests of policy decisions, permissions of requests, and refusals of a server with authentication."""
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -314,26 +313,23 @@ async def test_authentication_failures_have_distinct_remarks(tmp_path: Path) -> 
             assert (answer.code, answer.remark) == (16, remark)
 
 
-def test_users_and_policies_persist_and_secrets_are_not_returned(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with SecuredServer(tmp_path) as connection:
-            await make_alice(connection)
-        async with SecuredServer(tmp_path) as connection:
-            for code, ext in ((3004, {"username": "alice"}), (3005, {}), (3009, {"subject": "User:alice"}), (3010, {})):
-                answer = await ask(connection, code, ext)
-                assert answer.code == 0
-                assert b"alice" in answer.body
-                assert b"secret" not in answer.body
-            assert (await ask(connection, 3002, {"username": "alice"}, {"userStatus": "disable"})).code == 0
-            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="alice")).code == 16
-            assert (await ask(connection, 3002, {"username": "alice"}, {"userStatus": "enable"})).code == 0
-            assert (await ask(connection, 3008, {"subject": "User:alice", "resource": "Topic:orders*"})).code == 0
-            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="alice")).code == 16
-            assert (await ask(connection, 3009, {"subject": "User:alice"})).code == 3002
-            assert (await ask(connection, 3003, {"username": "alice"})).code == 0
-            assert (await ask(connection, 3004, {"username": "alice"})).code == 3001
-
-    asyncio.run(main())
+async def test_users_and_policies_persist_and_secrets_are_not_returned(tmp_path: Path) -> None:
+    async with SecuredServer(tmp_path) as connection:
+        await make_alice(connection)
+    async with SecuredServer(tmp_path) as connection:
+        for code, ext in ((3004, {"username": "alice"}), (3005, {}), (3009, {"subject": "User:alice"}), (3010, {})):
+            answer = await ask(connection, code, ext)
+            assert answer.code == 0
+            assert b"alice" in answer.body
+            assert b"secret" not in answer.body
+        assert (await ask(connection, 3002, {"username": "alice"}, {"userStatus": "disable"})).code == 0
+        assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="alice")).code == 16
+        assert (await ask(connection, 3002, {"username": "alice"}, {"userStatus": "enable"})).code == 0
+        assert (await ask(connection, 3008, {"subject": "User:alice", "resource": "Topic:orders*"})).code == 0
+        assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="alice")).code == 16
+        assert (await ask(connection, 3009, {"subject": "User:alice"})).code == 3002
+        assert (await ask(connection, 3003, {"username": "alice"})).code == 0
+        assert (await ask(connection, 3004, {"username": "alice"})).code == 3001
     assert (tmp_path / "auth").stat().st_mode & 0o077 == 0
 
 

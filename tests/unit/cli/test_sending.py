@@ -15,7 +15,7 @@ from neve.cli.stdout_bytes import StdoutBytes
 from neve.client import connect
 from neve.record.bodies import decode_batch
 from neve.remoting.command import RemotingCommand
-from tests.kit.cluster.fake_cluster import Answer, FakeServer, refuse, run, running, send_ok, sends
+from tests.kit.cluster.fake_cluster import Answer, FakeServer, refuse, running, send_ok, sends
 
 
 class SlowBroker:
@@ -60,75 +60,57 @@ async def produced(client: Any, topic: str, how: How) -> Sending:
 
 
 @pytest.mark.parametrize("queue", [None, 0])
-def test_produce_has_one_request_in_flight_per_queue(queue: int | None) -> None:
+async def test_produce_has_one_request_in_flight_per_queue(queue: int | None) -> None:
     """A broker may store concurrent requests in any order."""
 
-    async def work() -> None:
-        slow = [SlowBroker(), SlowBroker()]
-        async with running(*slow) as cluster, connect(cluster.namesrv.address) as client:
-            for broker, server in zip(slow, cluster.brokers, strict=True):
-                broker.server = server
-            sending = await produced(client, "t", How(queue, quiet=True))
-            assert sending.stored == 300
-            found = [lines_of(server) for server in cluster.brokers]
-            assert sorted(found[0] + found[1]) == list(range(300))
-            assert [broker.most for broker in slow] == [1, 1], "each broker has one queue"
-            for lines in found:
-                assert lines == sorted(lines)
-                assert len(lines) > 100
-
-    run(work)
+    slow = [SlowBroker(), SlowBroker()]
+    async with running(*slow) as cluster, connect(cluster.namesrv.address) as client:
+        for broker, server in zip(slow, cluster.brokers, strict=True):
+            broker.server = server
+        sending = await produced(client, "t", How(queue, quiet=True))
+        assert sending.stored == 300
+        found = [lines_of(server) for server in cluster.brokers]
+        assert sorted(found[0] + found[1]) == list(range(300))
+        assert [broker.most for broker in slow] == [1, 1], "each broker has one queue"
+        for lines in found:
+            assert lines == sorted(lines)
+            assert len(lines) > 100
 
 
-def test_produce_sends_a_line_to_another_broker_if_one_refuses_it() -> None:
-    async def work() -> None:
-        async with running(refuse(2), send_ok) as cluster, connect(cluster.namesrv.address) as client:
-            sending = await produced(client, "t", How(quiet=True))
-            assert sending.stored == 300
-            assert Counter(lines_of(cluster.brokers[1])) == Counter(range(300))
-
-    run(work)
+async def test_produce_sends_a_line_to_another_broker_if_one_refuses_it() -> None:
+    async with running(refuse(2), send_ok) as cluster, connect(cluster.namesrv.address) as client:
+        sending = await produced(client, "t", How(quiet=True))
+        assert sending.stored == 300
+        assert Counter(lines_of(cluster.brokers[1])) == Counter(range(300))
 
 
-def test_produce_begins_no_more_batches_at_a_broker_that_failed() -> None:
+async def test_produce_begins_no_more_batches_at_a_broker_that_failed() -> None:
     """A broker that does not answer would hold each batch for the time of an attempt."""
 
-    async def work() -> None:
-        async with running(refuse(2), send_ok) as cluster, connect(cluster.namesrv.address) as client:
-            await produced(client, "t", How(quiet=True))
-            assert len(sends(cluster.brokers[0])) == 1
-
-    run(work)
+    async with running(refuse(2), send_ok) as cluster, connect(cluster.namesrv.address) as client:
+        await produced(client, "t", How(quiet=True))
+        assert len(sends(cluster.brokers[0])) == 1
 
 
-def test_produce_begins_batches_again_after_the_pause_of_a_failed_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_produce_begins_batches_again_after_the_pause_of_a_failed_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neve.cli.sending._AVOID_S", 0.0)
 
-    async def work() -> None:
-        async with running(refuse(2), send_ok) as cluster, connect(cluster.namesrv.address) as client:
-            await produced(client, "t", How(quiet=True))
-            assert len(sends(cluster.brokers[0])) > 1
-
-    run(work)
+    async with running(refuse(2), send_ok) as cluster, connect(cluster.namesrv.address) as client:
+        await produced(client, "t", How(quiet=True))
+        assert len(sends(cluster.brokers[0])) > 1
 
 
-def test_produce_tries_a_third_broker_if_two_refuse_a_line() -> None:
-    async def work() -> None:
-        several = running(refuse(2), refuse(2), send_ok)
-        async with several as cluster, connect(cluster.namesrv.address, send_retries=2) as client:
-            sending = await produced(client, "t", How(quiet=True))
-            assert sending.stored == 300
-            assert Counter(lines_of(cluster.brokers[2])) == Counter(range(300))
-
-    run(work)
+async def test_produce_tries_a_third_broker_if_two_refuse_a_line() -> None:
+    several = running(refuse(2), refuse(2), send_ok)
+    async with several as cluster, connect(cluster.namesrv.address, send_retries=2) as client:
+        sending = await produced(client, "t", How(quiet=True))
+        assert sending.stored == 300
+        assert Counter(lines_of(cluster.brokers[2])) == Counter(range(300))
 
 
-def test_produce_to_a_topic_without_a_route_lets_the_producer_choose() -> None:
-    async def work() -> None:
-        async with running(send_ok) as cluster, connect(cluster.namesrv.address) as client:
-            cluster.unknown_topics = {"new"}
-            sending = await produced(client, "new", How(quiet=True))
-            assert sending.stored == 300
-            assert lines_of(cluster.brokers[0]) == list(range(300))
-
-    run(work)
+async def test_produce_to_a_topic_without_a_route_lets_the_producer_choose() -> None:
+    async with running(send_ok) as cluster, connect(cluster.namesrv.address) as client:
+        cluster.unknown_topics = {"new"}
+        sending = await produced(client, "new", How(quiet=True))
+        assert sending.stored == 300
+        assert lines_of(cluster.brokers[0]) == list(range(300))

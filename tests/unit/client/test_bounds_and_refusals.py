@@ -21,7 +21,7 @@ from neve.errors import BrokerError, ClientError, ConnectionFailed, ProtocolErro
 from neve.record import bodies, properties
 from neve.remoting.command import RemotingCommand
 from tests.kit.clock.waiting import until
-from tests.kit.cluster.fake_cluster import Answer, run
+from tests.kit.cluster.fake_cluster import Answer
 from tests.kit.cluster.group_broker import GroupBroker, record
 from tests.kit.cluster.pop_broker import POP, PopBroker
 
@@ -60,39 +60,33 @@ def inflated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_buffered_messages_are_not_inflated(fake_cluster: Any, inflated: list[int]) -> None:
-    async def work() -> None:
-        broker = CompressedBroker(30)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest") as consumer,
-        ):
-            for count in (1, 2):
-                message = await consumer.receive(LIMIT_S)
-                assert message is not None
-                assert (message.body, message.sys_flag) == (b"\0" * 10_240, 0)
-                assert (broker.pulls, len(inflated)) == ([0], count)
-
-    run(work)
+async def test_buffered_messages_are_not_inflated(fake_cluster: Any, inflated: list[int]) -> None:
+    broker = CompressedBroker(30)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest") as consumer,
+    ):
+        for count in (1, 2):
+            message = await consumer.receive(LIMIT_S)
+            assert message is not None
+            assert (message.body, message.sys_flag) == (b"\0" * 10_240, 0)
+            assert (broker.pulls, len(inflated)) == ([0], count)
 
 
-def test_pull_limits_decompressed_bytes_and_returns_its_next_offset(
+async def test_pull_limits_decompressed_bytes_and_returns_its_next_offset(
     fake_cluster: Any, inflated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "_INFLATED_MAX", 25_000)
 
-    async def work() -> None:
-        async with fake_cluster(CompressedBroker(5)) as cluster, connect(cluster.namesrv.address) as client:
-            result = await client.pull("t", 0, 0)
-            assert ([message.queue_offset for message in result.messages], result.next_offset) == ([0, 1], 2)
-            assert len(inflated) == 3
-            assert [message.queue_offset async for message in client.reader("t")] == [0, 1, 2, 3, 4]
-            monkeypatch.setattr(pull, "_INFLATED_MAX", 1)
-            result = await client.pull("t", 0, 0)
-            assert (len(result.messages), result.next_offset) == (1, 1)
-
-    run(work)
+    async with fake_cluster(CompressedBroker(5)) as cluster, connect(cluster.namesrv.address) as client:
+        result = await client.pull("t", 0, 0)
+        assert ([message.queue_offset for message in result.messages], result.next_offset) == ([0, 1], 2)
+        assert len(inflated) == 3
+        assert [message.queue_offset async for message in client.reader("t")] == [0, 1, 2, 3, 4]
+        monkeypatch.setattr(pull, "_INFLATED_MAX", 1)
+        result = await client.pull("t", 0, 0)
+        assert (len(result.messages), result.next_offset) == (1, 1)
 
 
 def test_route_with_too_many_queues_is_refused_before_it_is_built() -> None:
@@ -112,127 +106,106 @@ def test_route_with_too_many_queues_is_refused_before_it_is_built() -> None:
 # ---- pops
 
 
-def test_popped_message_with_colliding_tag_hash_is_acknowledged(fake_cluster: Any) -> None:
+async def test_popped_message_with_colliding_tag_hash_is_acknowledged(fake_cluster: Any) -> None:
     """The broker selects by hash. Without an acknowledgement, such a message would be popped forever."""
 
-    async def work() -> None:
-        broker = PopBroker(4)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.pop_consumer("g", {"t": "even"}, start="earliest") as consumer,
-        ):
-            for offset in (0, 2):
-                message = await consumer.receive(LIMIT_S)
-                assert message is not None
-                assert message.queue_offset == offset
-            await until(lambda: sorted(broker.acked) == [1, 3])
-
-    run(work)
+    broker = PopBroker(4)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.pop_consumer("g", {"t": "even"}, start="earliest") as consumer,
+    ):
+        for offset in (0, 2):
+            message = await consumer.receive(LIMIT_S)
+            assert message is not None
+            assert message.queue_offset == offset
+        await until(lambda: sorted(broker.acked) == [1, 3])
 
 
-def test_pop_sends_born_time_zero(fake_cluster: Any) -> None:
+async def test_pop_sends_born_time_zero(fake_cluster: Any) -> None:
     """With a client clock, long polling fails on clock skew. With 0, the broker uses its own clock."""
 
-    async def work() -> None:
-        broker = PopBroker(1)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.pop_consumer("g", "t", start="earliest") as consumer,
-        ):
-            assert await consumer.receive(LIMIT_S) is not None
-            assert broker.pops[0].code == POP
-            assert broker.pops[0].ext["bornTime"] == "0"
-
-    run(work)
+    broker = PopBroker(1)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.pop_consumer("g", "t", start="earliest") as consumer,
+    ):
+        assert await consumer.receive(LIMIT_S) is not None
+        assert broker.pops[0].code == POP
+        assert broker.pops[0].ext["bornTime"] == "0"
 
 
 # ---- invalid messages
 
 
 @pytest.mark.parametrize("body", [5, True, None, 1.5, [1, 2], {"a": 1}, (b"a",), object()])
-def test_body_must_be_bytes_or_text(fake_cluster: Any, body: Any) -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
-            sends = (
-                client.send("t", body),
-                client.send_async("t", body),
-                client.send_oneway("t", body),
-                client.send_batch("t", [b"x", body]),
-                client.send_batch("t", [Message("t", body)]),
-                client.request("t", body),
-            )
-            for send in sends:
-                with pytest.raises(ClientError, match="a body is bytes or str, not " + type(body).__name__):
-                    await send
-            assert not {310, 320} & set(cluster.brokers[0].codes())
-
-    run(work)
+async def test_body_must_be_bytes_or_text(fake_cluster: Any, body: Any) -> None:
+    async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+        sends = (
+            client.send("t", body),
+            client.send_async("t", body),
+            client.send_oneway("t", body),
+            client.send_batch("t", [b"x", body]),
+            client.send_batch("t", [Message("t", body)]),
+            client.request("t", body),
+        )
+        for send in sends:
+            with pytest.raises(ClientError, match="a body is bytes or str, not " + type(body).__name__):
+                await send
+        assert not {310, 320} & set(cluster.brokers[0].codes())
 
 
-def test_text_and_bytes_like_bodies_are_sent_unchanged(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
-            kinds: tuple[Any, ...] = ("é", b"\xc3\xa9", bytearray(b"\xc3\xa9"), memoryview(b"\xc3\xa9"))
-            for body in kinds:
-                await client.send("t", body)
-            sent = [request.body for request in cluster.brokers[0].requests if request.code == 310]
-            assert sent == ["é".encode()] * 4
-
-    run(work)
+async def test_text_and_bytes_like_bodies_are_sent_unchanged(fake_cluster: Any) -> None:
+    async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+        kinds: tuple[Any, ...] = ("é", b"\xc3\xa9", bytearray(b"\xc3\xa9"), memoryview(b"\xc3\xa9"))
+        for body in kinds:
+            await client.send("t", body)
+        sent = [request.body for request in cluster.brokers[0].requests if request.code == 310]
+        assert sent == ["é".encode()] * 4
 
 
 @pytest.mark.parametrize("wrong", [{"tags": 5}, {"keys": [5]}, {"properties": {"a": 1}}, {"properties": {1: "a"}}])
-def test_message_attributes_must_be_text(fake_cluster: Any, wrong: dict[str, Any]) -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
-            with pytest.raises(ClientError, match="str"):
-                await client.send("t", b"x", **wrong)
-
-    run(work)
+async def test_message_attributes_must_be_text(fake_cluster: Any, wrong: dict[str, Any]) -> None:
+    async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+        with pytest.raises(ClientError, match="str"):
+            await client.send("t", b"x", **wrong)
 
 
 # ---- server errors
 
 
-def test_broker_address_given_as_name_server_is_reported(fake_cluster: Any) -> None:
+async def test_broker_address_given_as_name_server_is_reported(fake_cluster: Any) -> None:
     def unknown(request: RemotingCommand) -> Answer:
         return 3, {}, b""
 
-    async def work() -> None:
-        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
-            cluster.namesrv.handler = unknown
-            for ask in (client.send("t", b"x"), client.admin.topic_list(), client.admin.cluster_info()):
-                with pytest.raises(BrokerError, match="is no name server; is it the address of a broker") as caught:
-                    await ask
-                assert caught.value.code == 3
-
-    run(work)
+    async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+        cluster.namesrv.handler = unknown
+        for ask in (client.send("t", b"x"), client.admin.topic_list(), client.admin.cluster_info()):
+            with pytest.raises(BrokerError, match="is no name server; is it the address of a broker") as caught:
+                await ask
+            assert caught.value.code == 3
 
 
-def test_untrusted_certificate_is_reported(tmp_path: Path) -> None:
+async def test_untrusted_certificate_is_reported(tmp_path: Path) -> None:
     certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", "/CN=neve", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
 
-    async def work() -> None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate, key)
-        secured = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
-        plain = await asyncio.start_server(_answers_in_plain_text, "127.0.0.1", 0)
-        for server, why in (
-            (secured, "certificate is not trusted: self"),
-            (plain, "TLS with it failed: WRONG_VERSION"),
-        ):
-            host, port = server.sockets[0].getsockname()
-            with pytest.raises(ConnectionFailed, match=why):
-                async with connect(f"{host}:{port}", tls=ssl.create_default_context()):
-                    pass
-            server.close()
-
-    run(work)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    secured = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+    plain = await asyncio.start_server(_answers_in_plain_text, "127.0.0.1", 0)
+    for server, why in (
+        (secured, "certificate is not trusted: self"),
+        (plain, "TLS with it failed: WRONG_VERSION"),
+    ):
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(ConnectionFailed, match=why):
+            async with connect(f"{host}:{port}", tls=ssl.create_default_context()):
+                pass
+        server.close()
 
 
 async def _answers_in_plain_text(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -255,35 +228,31 @@ class UnreadableBroker(GroupBroker):
         return super().__call__(request)
 
 
-def test_consumer_reports_its_problem_until_a_message_arrives(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = UnreadableBroker(1)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest") as consumer,
-        ):
-            await until(lambda: consumer.problem is not None)
-            assert isinstance(consumer.problem, BrokerError)
-            assert (consumer.problem.code, consumer.problem.remark) == (2, "because")
-            broker.is_unreadable = False
-            assert await consumer.receive(LIMIT_S) is not None
-            await until(lambda: consumer.problem is None)
-
-    run(work)
+async def test_consumer_reports_its_problem_until_a_message_arrives(fake_cluster: Any) -> None:
+    broker = UnreadableBroker(1)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest") as consumer,
+    ):
+        await until(lambda: consumer.problem is not None)
+        assert isinstance(consumer.problem, BrokerError)
+        assert (consumer.problem.code, consumer.problem.remark) == (2, "because")
+        broker.is_unreadable = False
+        assert await consumer.receive(LIMIT_S) is not None
+        await until(lambda: consumer.problem is None)
 
 
-def test_neve_consume_prints_the_refusal_of_the_broker(fake_cluster: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    async def work() -> None:
-        broker = UnreadableBroker(1)
-        async with fake_cluster(broker) as cluster:
-            arguments = ["consume", "t", "--group", "g", "--idle", "0.2", "--namesrv", cluster.namesrv.address]
-            assert await asyncio.to_thread(main.run, arguments) == 1
-            assert "because (code 2)" in capfd.readouterr().err
-            broker.is_unreadable = False
-            assert await asyncio.to_thread(main.run, [*arguments, "--count", "1"]) == 0
-
-    run(work)
+async def test_neve_consume_prints_the_refusal_of_the_broker(
+    fake_cluster: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broker = UnreadableBroker(1)
+    async with fake_cluster(broker) as cluster:
+        arguments = ["consume", "t", "--group", "g", "--idle", "0.2", "--namesrv", cluster.namesrv.address]
+        assert await asyncio.to_thread(main.run, arguments) == 1
+        assert "because (code 2)" in capfd.readouterr().err
+        broker.is_unreadable = False
+        assert await asyncio.to_thread(main.run, [*arguments, "--count", "1"]) == 0
 
 
 class RefusingBroker(PopBroker):
@@ -329,70 +298,58 @@ WAYS = [(by, kind) for by in (by_receive, by_iteration, by_run) for kind in ("co
 
 @pytest.mark.parametrize("code", [16, 23, 26])
 @pytest.mark.parametrize(("consume", "kind"), [*WAYS, (by_poll, "")])
-def test_permanent_refusal_is_raised(fake_cluster: Any, consume: Any, kind: str, code: int) -> None:
-    async def work() -> None:
-        async with fake_cluster(RefusingBroker(code)) as cluster, connect(cluster.namesrv.address) as client:
-            with pytest.raises(BrokerError) as caught:
-                await consume(client, kind)
-            assert caught.value.code == code
-
-    run(work)
+async def test_permanent_refusal_is_raised(fake_cluster: Any, consume: Any, kind: str, code: int) -> None:
+    async with fake_cluster(RefusingBroker(code)) as cluster, connect(cluster.namesrv.address) as client:
+        with pytest.raises(BrokerError) as caught:
+            await consume(client, kind)
+        assert caught.value.code == code
 
 
-def test_temporary_refusal_is_logged_and_the_consumer_goes_on(
+async def test_temporary_refusal_is_logged_and_the_consumer_goes_on(
     fake_cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher, "_PAUSE_AFTER_ERROR_S", 0.01)
 
-    async def work() -> None:
-        broker = RefusingBroker(2, count=1, refused=3)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest") as consumer,
-        ):
-            assert await consumer.receive(LIMIT_S) is not None
-
-    run(work)
+    broker = RefusingBroker(2, count=1, refused=3)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest") as consumer,
+    ):
+        assert await consumer.receive(LIMIT_S) is not None
     warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert [text for text in warned if "pull of" in text] == [
         "pull of MessageQueue(topic='t', broker_name='b0', queue_id=0) failed, retrying: because (code 2)"
     ]
 
 
-def test_receive_after_a_permanent_refusal_continues(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_receive_after_a_permanent_refusal_continues(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetcher, "_PAUSE_AFTER_ERROR_S", 0.01)
 
-    async def work() -> None:
-        broker = RefusingBroker(16, count=1, refused=1)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest") as consumer,
-        ):
-            with pytest.raises(BrokerError):
-                await consumer.receive(LIMIT_S)
-            assert await consumer.receive(LIMIT_S) is not None
-
-    run(work)
+    broker = RefusingBroker(16, count=1, refused=1)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest") as consumer,
+    ):
+        with pytest.raises(BrokerError):
+            await consumer.receive(LIMIT_S)
+        assert await consumer.receive(LIMIT_S) is not None
 
 
-def test_error_that_ends_a_pull_loop_is_raised(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_that_ends_a_pull_loop_is_raised(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    async def work() -> None:
-        async with (
-            fake_cluster(GroupBroker(1)) as cluster,
-            connect(cluster.namesrv.address) as client,
-        ):
-            monkeypatch.setattr(pull.Puller, "pull", fail)
-            async with client.consumer("g", "t", start="earliest") as consumer:
-                for _ in range(2):
-                    with pytest.raises(ZeroDivisionError):
-                        await consumer.receive(LIMIT_S)
-
-    run(work)
+    async with (
+        fake_cluster(GroupBroker(1)) as cluster,
+        connect(cluster.namesrv.address) as client,
+    ):
+        monkeypatch.setattr(pull.Puller, "pull", fail)
+        async with client.consumer("g", "t", start="earliest") as consumer:
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError):
+                    await consumer.receive(LIMIT_S)
 
 
 # ---- an application's own properties

@@ -90,20 +90,17 @@ def test_queue_with_expired_lock_is_not_usable() -> None:
 # ---- local offsets
 
 
-def test_local_offsets_are_loaded_by_the_next_run(tmp_path: Path) -> None:
+async def test_local_offsets_are_loaded_by_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "id" / "g" / "offsets.json"
 
-    async def work() -> None:
-        store = LocalFileOffsetStore(path)
-        await store.load()
-        assert await store.read(QUEUE) is None
-        await store.write({QUEUE: 5})
-        await store.write({QUEUE._replace(queue_id=1): 7})
-        again = LocalFileOffsetStore(path)
-        await again.load()
-        assert (await again.read(QUEUE), await again.read(QUEUE._replace(queue_id=1))) == (5, 7)
-
-    asyncio.run(work())
+    store = LocalFileOffsetStore(path)
+    await store.load()
+    assert await store.read(QUEUE) is None
+    await store.write({QUEUE: 5})
+    await store.write({QUEUE._replace(queue_id=1): 7})
+    again = LocalFileOffsetStore(path)
+    await again.load()
+    assert (await again.read(QUEUE), await again.read(QUEUE._replace(queue_id=1))) == (5, 7)
     first = '{"brokerName":"b0","queueId":0,"topic":"t"}:5'
     second = '{"brokerName":"b0","queueId":1,"topic":"t"}:7'
     assert path.read_text() == '{"offsetTable":{' + first + "," + second + "}}"  # as RocketMQ's Java client writes it
@@ -200,18 +197,15 @@ def test_only_permanent_errors_are_raised_and_each_attempt_raises_once() -> None
     assert failures.latest is None
 
 
-def test_error_that_ends_a_task_of_a_consumer_is_raised_by_every_call() -> None:
-    async def work() -> None:
-        waked: list[int] = []
-        failures = Failures(lambda: waked.append(1))
+async def test_error_that_ends_a_task_of_a_consumer_is_raised_by_every_call() -> None:
+    waked: list[int] = []
+    failures = Failures(lambda: waked.append(1))
 
-        async def fail() -> None:
-            raise ZeroDivisionError
+    async def fail() -> None:
+        raise ZeroDivisionError
 
-        await asyncio.wait({failures.watch(asyncio.create_task(fail()))})
-        assert waked
-        for _ in range(2):
-            with pytest.raises(ZeroDivisionError):
-                failures.raise_permanent()
-
-    asyncio.run(work())
+    await asyncio.wait({failures.watch(asyncio.create_task(fail()))})
+    assert waked
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failures.raise_permanent()

@@ -11,7 +11,7 @@ import pytest
 from neve import BrokerError, ClientError, ConnectionFailed, ConnectionLost, NeveError, RequestTimeout, UnknownOutcome
 from neve.client import AsyncClient, ClientOptions, Message, connect
 from tests.kit.clock.waiting import until
-from tests.kit.cluster.fake_cluster import run, sends, silent
+from tests.kit.cluster.fake_cluster import sends, silent
 
 REQUEST = Message("t", b"x", properties={"CLUSTER": "c", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "2"})
 CALLS: dict[str, Callable[[AsyncClient], Awaitable[Any]]] = {
@@ -29,14 +29,11 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_timeout_of_zero_is_refused_before_any_request(fake_cluster: Any, name: str) -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
-            with pytest.raises(ClientError, match="timeout must be more than 0 s, got 0"):
-                await CALLS[name](client)
-            assert not cluster.brokers[0].requests
-
-    run(work)
+async def test_timeout_of_zero_is_refused_before_any_request(fake_cluster: Any, name: str) -> None:
+    async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+        with pytest.raises(ClientError, match="timeout must be more than 0 s, got 0"):
+            await CALLS[name](client)
+        assert not cluster.brokers[0].requests
 
 
 @pytest.mark.parametrize(
@@ -49,53 +46,41 @@ def test_option_of_zero_seconds_is_refused(name: str) -> None:
         replace(ClientOptions(), **changes)
 
 
-def test_missing_answer_is_a_timeout_error(fake_cluster: Any) -> None:
-    async def work() -> None:
-        options: dict[str, Any] = {"attempt_timeout": 0.05, "send_retries": 0}
-        async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, **options) as client:
-            with pytest.raises(TimeoutError) as caught:
-                await client.send("t", b"x")
-            assert isinstance(caught.value, RequestTimeout)
-            assert isinstance(caught.value, UnknownOutcome)
-            assert caught.value.errno is None
-
-    run(work)
+async def test_missing_answer_is_a_timeout_error(fake_cluster: Any) -> None:
+    options: dict[str, Any] = {"attempt_timeout": 0.05, "send_retries": 0}
+    async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, **options) as client:
+        with pytest.raises(TimeoutError) as caught:
+            await client.send("t", b"x")
+        assert isinstance(caught.value, RequestTimeout)
+        assert isinstance(caught.value, UnknownOutcome)
+        assert caught.value.errno is None
 
 
-def test_request_reports_the_timeout_of_its_send(fake_cluster: Any) -> None:
+async def test_request_reports_the_timeout_of_its_send(fake_cluster: Any) -> None:
     """The time limit of the request is not over, so the error names the broker."""
 
-    async def work() -> None:
-        options: dict[str, Any] = {"attempt_timeout": 0.05, "send_retries": 0}
-        async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, **options) as client:
-            with pytest.raises(RequestTimeout, match="no answer from 127"):
-                await client.request("t", b"x", timeout=60)
-
-    run(work)
+    options: dict[str, Any] = {"attempt_timeout": 0.05, "send_retries": 0}
+    async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, **options) as client:
+        with pytest.raises(RequestTimeout, match="no answer from 127"):
+            await client.request("t", b"x", timeout=60)
 
 
-def test_broken_connection_is_a_connection_error(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, send_retries=0) as client:
-            sending = client.send_async("t", b"x")
-            await until(lambda: bool(sends(cluster.brokers[0])))
-            await cluster.brokers[0].stop()
-            with pytest.raises(ConnectionError) as caught:
-                await sending
-            assert isinstance(caught.value, ConnectionLost)
-
-    run(work)
-
-
-def test_unreachable_name_server_is_a_connection_error() -> None:
-    async def work() -> None:
+async def test_broken_connection_is_a_connection_error(fake_cluster: Any) -> None:
+    async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, send_retries=0) as client:
+        sending = client.send_async("t", b"x")
+        await until(lambda: bool(sends(cluster.brokers[0])))
+        await cluster.brokers[0].stop()
         with pytest.raises(ConnectionError) as caught:
-            async with connect("127.0.0.1:1"):
-                pass
-        assert isinstance(caught.value, ConnectionFailed)
-        assert isinstance(caught.value, NeveError)
+            await sending
+        assert isinstance(caught.value, ConnectionLost)
 
-    run(work)
+
+async def test_unreachable_name_server_is_a_connection_error() -> None:
+    with pytest.raises(ConnectionError) as caught:
+        async with connect("127.0.0.1:1"):
+            pass
+    assert isinstance(caught.value, ConnectionFailed)
+    assert isinstance(caught.value, NeveError)
 
 
 def test_refusal_is_neither_timeout_nor_connection_error() -> None:

@@ -19,7 +19,6 @@ from neve.client.group.rebalance import Rebalancer
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
 from neve.errors import ClientError
-from tests.kit.cluster.fake_cluster import run
 
 LIFE = ["open", "join", "share", "jobs", "no more rounds", "stop", "jobs ended", "finish", "leave"]
 
@@ -112,48 +111,39 @@ async def begun(world: ConsumerParts) -> None:
     await world.job_begun.wait()
 
 
-def test_lifecycle_runs_from_open_to_leave_and_closes_once() -> None:
-    async def work() -> None:
-        world = ConsumerParts()
-        await begun(world)
-        await world.life.start()  # idempotent
-        await asyncio.gather(*(world.life.close(current_owner()) for _ in range(3)))
-        assert world.seen == LIFE
-        assert world.life.is_closed
-
-    run(work)
+async def test_lifecycle_runs_from_open_to_leave_and_closes_once() -> None:
+    world = ConsumerParts()
+    await begun(world)
+    await world.life.start()  # idempotent
+    await asyncio.gather(*(world.life.close(current_owner()) for _ in range(3)))
+    assert world.seen == LIFE
+    assert world.life.is_closed
 
 
-def test_close_waits_for_owned_messages_and_settlements_before_jobs_end() -> None:
-    async def work() -> None:
-        world = ConsumerParts()
-        await begun(world)
-        handled, told = asyncio.Event(), asyncio.Event()
+async def test_close_waits_for_owned_messages_and_settlements_before_jobs_end() -> None:
+    world = ConsumerParts()
+    await begun(world)
+    handled, told = asyncio.Event(), asyncio.Event()
 
-        async def then(event: asyncio.Event, what: str) -> None:
-            await event.wait()
-            world.note(what)
+    async def then(event: asyncio.Event, what: str) -> None:
+        await event.wait()
+        world.note(what)
 
-        world.workers = [asyncio.create_task(then(handled, "handled"))]
-        settling = asyncio.create_task(world.pending.finish(then(told, "the broker told")))
-        closing = asyncio.create_task(world.life.close(current_owner()))
-        await world.stopped.wait()
-        handled.set()
-        await asyncio.wait(cast("list[asyncio.Task[None]]", world.workers))
-        told.set()
-        await asyncio.gather(closing, settling)
-        at = LIFE.index("jobs ended")
-        assert world.seen == [*LIFE[:at], "handled", "the broker told", *LIFE[at:]]
-
-    run(work)
+    world.workers = [asyncio.create_task(then(handled, "handled"))]
+    settling = asyncio.create_task(world.pending.finish(then(told, "the broker told")))
+    closing = asyncio.create_task(world.life.close(current_owner()))
+    await world.stopped.wait()
+    handled.set()
+    await asyncio.wait(cast("list[asyncio.Task[None]]", world.workers))
+    told.set()
+    await asyncio.gather(closing, settling)
+    at = LIFE.index("jobs ended")
+    assert world.seen == [*LIFE[:at], "handled", "the broker told", *LIFE[at:]]
 
 
 @pytest.mark.parametrize("at", ["open", "join", "share"])
-def test_failed_start_leaves_the_group(at: str) -> None:
-    async def work() -> None:
-        world = ConsumerParts(fails_at=at)
-        with pytest.raises(ClientError, match=at):
-            await world.life.enter()
-        assert world.seen == [*LIFE[: LIFE.index(at) + 1], "stop", "finish", "leave"]
-
-    run(work)
+async def test_failed_start_leaves_the_group(at: str) -> None:
+    world = ConsumerParts(fails_at=at)
+    with pytest.raises(ClientError, match=at):
+        await world.life.enter()
+    assert world.seen == [*LIFE[: LIFE.index(at) + 1], "stop", "finish", "leave"]

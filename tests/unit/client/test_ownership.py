@@ -53,137 +53,116 @@ class Handler:
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_close_waits_for_the_handler_and_commits_before_it_leaves(fake_cluster: Any, in_order: bool) -> None:
-    async def work() -> None:
-        broker, handler = GroupBroker(5), Handler()
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="earliest", in_order=in_order)
-            await consumer.start()
-            running = asyncio.create_task(consumer.run(handler))
-            await handler.begun.wait()
-            closing = asyncio.create_task(consumer.close())
-            await until(lambda: consumer.is_closed)
-            await client.send("t", b"a round trip")
-            codes = cluster.brokers[0].codes()
-            assert UNLOCK not in codes
-            assert UNREGISTER not in codes
-            handler.go_on.set()
-            await asyncio.gather(closing, running)
-            assert (handler.offsets, broker.offsets["t"]) == ([0], 1)
-            end = [code for code in cluster.brokers[0].codes() if code in (COMMIT, UNLOCK, UNREGISTER)]
-            assert end[-2:] == ([UNLOCK, UNREGISTER] if in_order else [COMMIT, UNREGISTER])
-            assert COMMIT in end[:-1]
-
-    run(work)
+async def test_close_waits_for_the_handler_and_commits_before_it_leaves(fake_cluster: Any, in_order: bool) -> None:
+    broker, handler = GroupBroker(5), Handler()
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        consumer = client.consumer("g", "t", start="earliest", in_order=in_order)
+        await consumer.start()
+        running = asyncio.create_task(consumer.run(handler))
+        await handler.begun.wait()
+        closing = asyncio.create_task(consumer.close())
+        await until(lambda: consumer.is_closed)
+        await client.send("t", b"a round trip")
+        codes = cluster.brokers[0].codes()
+        assert UNLOCK not in codes
+        assert UNREGISTER not in codes
+        handler.go_on.set()
+        await asyncio.gather(closing, running)
+        assert (handler.offsets, broker.offsets["t"]) == ([0], 1)
+        end = [code for code in cluster.brokers[0].codes() if code in (COMMIT, UNLOCK, UNREGISTER)]
+        assert end[-2:] == ([UNLOCK, UNREGISTER] if in_order else [COMMIT, UNREGISTER])
+        assert COMMIT in end[:-1]
 
 
-def test_handler_that_closes_its_consumer_gets_its_message_acknowledged(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = GroupBroker(5)
-        seen: list[int] = []
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="earliest")
+async def test_handler_that_closes_its_consumer_gets_its_message_acknowledged(fake_cluster: Any) -> None:
+    broker = GroupBroker(5)
+    seen: list[int] = []
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        consumer = client.consumer("g", "t", start="earliest")
 
-            async def charge(message: Received) -> None:
-                seen.append(message.queue_offset)
-                await consumer.close()
-
-            async with consumer:
-                await consumer.run(charge)
-                assert broker.offsets["t"] == 1  # before the block ends: `run` has waited for the close
-            assert (seen, broker.offsets["t"]) == ([0], 1)
-
-    run(work)
-
-
-def test_message_owned_after_the_close_timeout_keeps_its_queue_locked(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker, handler = GroupBroker(5), Handler()
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="earliest", in_order=True, close_timeout=0.02)
-            await consumer.start()
-            running = asyncio.create_task(consumer.run(handler))
-            await handler.begun.wait()
+        async def charge(message: Received) -> None:
+            seen.append(message.queue_offset)
             await consumer.close()
-            assert broker.offsets.get("t", 0) == 0
-            assert [queue["topic"] for queue in broker.unlocked] == ["%RETRY%g"]
-            handler.go_on.set()
-            await running
-            assert broker.offsets.get("t", 0) == 0
 
-    run(work)
+        async with consumer:
+            await consumer.run(charge)
+            assert broker.offsets["t"] == 1  # before the block ends: `run` has waited for the close
+        assert (seen, broker.offsets["t"]) == ([0], 1)
 
 
-def test_close_does_not_wait_for_messages_of_the_closer(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = GroupBroker(5)
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            with pytest.raises(ZeroDivisionError):
-                async with client.consumer("g", "t", start="earliest", in_order=True, close_timeout=1e9) as consumer:
-                    await first_of(consumer)
-                    raise ZeroDivisionError
-            assert sorted(queue["topic"] for queue in broker.unlocked) == ["%RETRY%g", "t"]
-            async with client.consumer("g", "t", start="earliest", close_timeout=1e9) as consumer:
+async def test_message_owned_after_the_close_timeout_keeps_its_queue_locked(fake_cluster: Any) -> None:
+    broker, handler = GroupBroker(5), Handler()
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        consumer = client.consumer("g", "t", start="earliest", in_order=True, close_timeout=0.02)
+        await consumer.start()
+        running = asyncio.create_task(consumer.run(handler))
+        await handler.begun.wait()
+        await consumer.close()
+        assert broker.offsets.get("t", 0) == 0
+        assert [queue["topic"] for queue in broker.unlocked] == ["%RETRY%g"]
+        handler.go_on.set()
+        await running
+        assert broker.offsets.get("t", 0) == 0
+
+
+async def test_close_does_not_wait_for_messages_of_the_closer(fake_cluster: Any) -> None:
+    broker = GroupBroker(5)
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        with pytest.raises(ZeroDivisionError):
+            async with client.consumer("g", "t", start="earliest", in_order=True, close_timeout=1e9) as consumer:
                 await first_of(consumer)
-
-    run(work)
-
-
-def test_cancelled_caller_of_close_does_not_stop_it(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker, handler = GroupBroker(5), Handler()
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="earliest")
-            await consumer.start()
-            running = asyncio.create_task(consumer.run(handler))
-            await handler.begun.wait()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await consumer.close()
-            handler.go_on.set()
-            await running
-            assert broker.offsets["t"] == 1
-            assert UNREGISTER in cluster.brokers[0].codes()
-
-    run(work)
+                raise ZeroDivisionError
+        assert sorted(queue["topic"] for queue in broker.unlocked) == ["%RETRY%g", "t"]
+        async with client.consumer("g", "t", start="earliest", close_timeout=1e9) as consumer:
+            await first_of(consumer)
 
 
-def test_waiting_receive_ends_at_close(fake_cluster: Any) -> None:
-    async def work() -> None:
-        handler = Handler()
-        async with fake_cluster(GroupBroker(1)) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="earliest")
-            await consumer.start()
-            running = asyncio.create_task(consumer.run(handler))
-            await handler.begun.wait()
-            waiting = asyncio.create_task(consumer.receive())
-            await client.send("t", b"a round trip")
-            closing = asyncio.create_task(consumer.close())
-            assert await waiting is None
-            assert not closing.done()
-            handler.go_on.set()
-            await asyncio.gather(running, closing)
-
-    run(work)
+async def test_cancelled_caller_of_close_does_not_stop_it(fake_cluster: Any) -> None:
+    broker, handler = GroupBroker(5), Handler()
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        consumer = client.consumer("g", "t", start="earliest")
+        await consumer.start()
+        running = asyncio.create_task(consumer.run(handler))
+        await handler.begun.wait()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await consumer.close()
+        handler.go_on.set()
+        await running
+        assert broker.offsets["t"] == 1
+        assert UNREGISTER in cluster.brokers[0].codes()
 
 
-def test_close_of_a_pop_consumer_waits_for_handlers_and_returns_the_rest(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker, handler = PopBroker(3), Handler()
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.pop_consumer("g", "t", start="earliest")
-            await consumer.start()
-            running = asyncio.create_task(consumer.run(handler))
-            await handler.begun.wait()
-            closing = asyncio.create_task(consumer.close())
-            await until(lambda: len(broker.let_go) == 2)
-            assert UNREGISTER not in cluster.brokers[0].codes()
-            handler.go_on.set()
-            await asyncio.gather(closing, running)
-            assert (broker.acked, broker.let_go) == ([0], [(1, 1000), (2, 1000)])
-            assert cluster.brokers[0].codes()[-1] == UNREGISTER
+async def test_waiting_receive_ends_at_close(fake_cluster: Any) -> None:
+    handler = Handler()
+    async with fake_cluster(GroupBroker(1)) as cluster, connect(cluster.namesrv.address) as client:
+        consumer = client.consumer("g", "t", start="earliest")
+        await consumer.start()
+        running = asyncio.create_task(consumer.run(handler))
+        await handler.begun.wait()
+        waiting = asyncio.create_task(consumer.receive())
+        await client.send("t", b"a round trip")
+        closing = asyncio.create_task(consumer.close())
+        assert await waiting is None
+        assert not closing.done()
+        handler.go_on.set()
+        await asyncio.gather(running, closing)
 
-    run(work)
+
+async def test_close_of_a_pop_consumer_waits_for_handlers_and_returns_the_rest(fake_cluster: Any) -> None:
+    broker, handler = PopBroker(3), Handler()
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        consumer = client.pop_consumer("g", "t", start="earliest")
+        await consumer.start()
+        running = asyncio.create_task(consumer.run(handler))
+        await handler.begun.wait()
+        closing = asyncio.create_task(consumer.close())
+        await until(lambda: len(broker.let_go) == 2)
+        assert UNREGISTER not in cluster.brokers[0].codes()
+        handler.go_on.set()
+        await asyncio.gather(closing, running)
+        assert (broker.acked, broker.let_go) == ([0], [(1, 1000), (2, 1000)])
+        assert cluster.brokers[0].codes()[-1] == UNREGISTER
 
 
 async def by_consumer(client: AsyncClient) -> None:
@@ -204,149 +183,131 @@ async def by_lite_pull_consumer(client: AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("enter", "silence"), [(by_consumer, 14), (by_pop_consumer, 400), (by_lite_pull_consumer, HEARTBEAT)]
 )
-def test_cancelled_join_leaves_the_group(
+async def test_cancelled_join_leaves_the_group(
     fake_cluster: Any, enter: Callable[[AsyncClient], Coroutine[Any, Any, None]], silence: int
 ) -> None:
-    async def work() -> None:
-        broker = PopBroker(0)
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            await client.admin.topic_route("t")
-            broker.silent = {silence}
-            joining = asyncio.create_task(enter(client))
-            await until(lambda: silence in cluster.brokers[0].codes())
-            joining.cancel()
-            await asyncio.wait({joining})
-            assert joining.cancelled()
-            assert cluster.brokers[0].codes()[-1] == UNREGISTER
-            broker.silent.clear()
-            await enter(client)
-
-    run(work)
+    broker = PopBroker(0)
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        await client.admin.topic_route("t")
+        broker.silent = {silence}
+        joining = asyncio.create_task(enter(client))
+        await until(lambda: silence in cluster.brokers[0].codes())
+        joining.cancel()
+        await asyncio.wait({joining})
+        assert joining.cancelled()
+        assert cluster.brokers[0].codes()[-1] == UNREGISTER
+        broker.silent.clear()
+        await enter(client)
 
 
 # ---- cancelled nacks
 
 
-def test_cancelled_nack_is_completed_once(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = GroupBroker(2)
-        broker.silent = {SEND_BACK}
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest") as consumer,
-        ):
-            server = cluster.brokers[0]
-            message = await first_of(consumer)
-            nacking = asyncio.create_task(message.nack(1))
-            await until(lambda: SEND_BACK in server.codes())
-            nacking.cancel()
-            await asyncio.wait({nacking})
-            await message.ack()  # too late: the message is being sent back
-            await message.nack(1)
-            await (await first_of(consumer)).ack()
-            assert consumer.position(the_queue(message)) == 0
-            server.reply(next(one for one in server.requests if one.code == SEND_BACK), 0, {})
-            await until(lambda: consumer.position(the_queue(message)) == 2)
-            assert server.codes().count(SEND_BACK) == 1
-
-    run(work)
+async def test_cancelled_nack_is_completed_once(fake_cluster: Any) -> None:
+    broker = GroupBroker(2)
+    broker.silent = {SEND_BACK}
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest") as consumer,
+    ):
+        server = cluster.brokers[0]
+        message = await first_of(consumer)
+        nacking = asyncio.create_task(message.nack(1))
+        await until(lambda: SEND_BACK in server.codes())
+        nacking.cancel()
+        await asyncio.wait({nacking})
+        await message.ack()  # too late: the message is being sent back
+        await message.nack(1)
+        await (await first_of(consumer)).ack()
+        assert consumer.position(the_queue(message)) == 0
+        server.reply(next(one for one in server.requests if one.code == SEND_BACK), 0, {})
+        await until(lambda: consumer.position(the_queue(message)) == 2)
+        assert server.codes().count(SEND_BACK) == 1
 
 
-def test_cancelled_dead_letter_nack_in_order_releases_the_queue(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = GroupBroker(2)
-        broker.silent = {SEND}
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest", in_order=True, max_redeliveries=0) as consumer,
-        ):
-            server = cluster.brokers[0]
-            nacking = asyncio.create_task((await first_of(consumer)).nack())
-            await until(lambda: SEND in server.codes())
-            nacking.cancel()
-            await asyncio.wait({nacking})
-            sent = next(one for one in server.requests if one.code == SEND)
-            server.reply(sent, 0, {"msgId": "ID", "queueId": "0", "queueOffset": "7"})
-            assert (await first_of(consumer)).queue_offset == 1
-
-    run(work)
+async def test_cancelled_dead_letter_nack_in_order_releases_the_queue(fake_cluster: Any) -> None:
+    broker = GroupBroker(2)
+    broker.silent = {SEND}
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest", in_order=True, max_redeliveries=0) as consumer,
+    ):
+        server = cluster.brokers[0]
+        nacking = asyncio.create_task((await first_of(consumer)).nack())
+        await until(lambda: SEND in server.codes())
+        nacking.cancel()
+        await asyncio.wait({nacking})
+        sent = next(one for one in server.requests if one.code == SEND)
+        server.reply(sent, 0, {"msgId": "ID", "queueId": "0", "queueOffset": "7"})
+        assert (await first_of(consumer)).queue_offset == 1
 
 
-def test_cancelled_nack_of_a_pop_in_order_returns_all_that_follow(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = PopBroker(3)
-        broker.silent = {CHANGE}
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.pop_consumer("g", "t", start="earliest", in_order=True) as consumer,
-        ):
-            server = cluster.brokers[0]
-            nacking = asyncio.create_task((await first_of(consumer)).nack(1))
-            await until(lambda: CHANGE in server.codes())
-            nacking.cancel()
-            await asyncio.wait({nacking})
-            broker.silent.clear()
-            answer = {"popTime": "1", "invisibleTime": "10000", "reviveQid": "0"}
-            server.reply(next(one for one in server.requests if one.code == CHANGE), 0, answer)
-            await until(lambda: [offset for offset, _ in broker.let_go] == [1, 2])
-
-    run(work)
+async def test_cancelled_nack_of_a_pop_in_order_returns_all_that_follow(fake_cluster: Any) -> None:
+    broker = PopBroker(3)
+    broker.silent = {CHANGE}
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.pop_consumer("g", "t", start="earliest", in_order=True) as consumer,
+    ):
+        server = cluster.brokers[0]
+        nacking = asyncio.create_task((await first_of(consumer)).nack(1))
+        await until(lambda: CHANGE in server.codes())
+        nacking.cancel()
+        await asyncio.wait({nacking})
+        broker.silent.clear()
+        answer = {"popTime": "1", "invisibleTime": "10000", "reviveQid": "0"}
+        server.reply(next(one for one in server.requests if one.code == CHANGE), 0, answer)
+        await until(lambda: [offset for offset, _ in broker.let_go] == [1, 2])
 
 
 # ---- failed acks, automatic acks
 
 
-def test_failed_ack_does_not_end_the_run_of_a_pop_consumer(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = PopBroker(3)
-        broker.refused = {ACK}
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.pop_consumer("g", "t", start="earliest")
-            seen: list[int] = []
+async def test_failed_ack_does_not_end_the_run_of_a_pop_consumer(fake_cluster: Any) -> None:
+    broker = PopBroker(3)
+    broker.refused = {ACK}
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        consumer = client.pop_consumer("g", "t", start="earliest")
+        seen: list[int] = []
 
-            async def handler(message: Received) -> None:
-                seen.append(message.queue_offset)
-                if len(seen) == 2:
-                    broker.refused.clear()
-                if len(seen) == 3:
-                    await consumer.close()
+        async def handler(message: Received) -> None:
+            seen.append(message.queue_offset)
+            if len(seen) == 2:
+                broker.refused.clear()
+            if len(seen) == 3:
+                await consumer.close()
 
-            async with consumer:
-                await consumer.run(handler)
-            assert (seen, broker.acked) == ([0, 1, 2], [1, 2])
-
-    run(work)
+        async with consumer:
+            await consumer.run(handler)
+        assert (seen, broker.acked) == ([0, 1, 2], [1, 2])
 
 
-def test_iteration_acknowledges_only_messages_of_the_same_task(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with (
-            fake_cluster(GroupBroker(4)) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest") as consumer,
-        ):
-            begun, go_on = asyncio.Event(), asyncio.Event()
+async def test_iteration_acknowledges_only_messages_of_the_same_task(fake_cluster: Any) -> None:
+    async with (
+        fake_cluster(GroupBroker(4)) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest") as consumer,
+    ):
+        begun, go_on = asyncio.Event(), asyncio.Event()
 
-            async def slow() -> None:
-                assert (await anext(consumer)).queue_offset == 0
-                begun.set()
-                await go_on.wait()
-                assert (await anext(consumer)).queue_offset == 3
+        async def slow() -> None:
+            assert (await anext(consumer)).queue_offset == 0
+            begun.set()
+            await go_on.wait()
+            assert (await anext(consumer)).queue_offset == 3
 
-            slowly = asyncio.create_task(slow())
-            await begun.wait()
-            (queue,) = consumer.assigned
-            assert (await anext(consumer)).queue_offset == 1
-            assert (await anext(consumer)).queue_offset == 2
-            assert consumer.position(queue) == 0
-            go_on.set()
-            await slowly
-            assert consumer.position(queue) == 2
-
-    run(work)
+        slowly = asyncio.create_task(slow())
+        await begun.wait()
+        (queue,) = consumer.assigned
+        assert (await anext(consumer)).queue_offset == 1
+        assert (await anext(consumer)).queue_offset == 2
+        assert consumer.position(queue) == 0
+        go_on.set()
+        await slowly
+        assert consumer.position(queue) == 2
 
 
 async def by_wait_for(consumer: Consumer) -> Received:
@@ -369,79 +330,67 @@ async def by_iteration(consumer: Consumer) -> Received:
 
 
 @pytest.mark.parametrize("ask", [by_wait_for, by_a_task, by_a_task_that_iterates, by_iteration])
-def test_iteration_through_a_task_acknowledges(
+async def test_iteration_through_a_task_acknowledges(
     fake_cluster: Any, ask: Callable[[Consumer], Awaitable[Received]]
 ) -> None:
-    async def work() -> None:
-        broker = GroupBroker(3)
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="earliest") as consumer:
-                (queue,) = consumer.assigned
-                for _ in range(3):
-                    await ask(consumer)
-                assert consumer.position(queue) == 2
-            assert broker.offsets["t"] == 3
-
-    run(work)
+    broker = GroupBroker(3)
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        async with client.consumer("g", "t", start="earliest") as consumer:
+            (queue,) = consumer.assigned
+            for _ in range(3):
+                await ask(consumer)
+            assert consumer.position(queue) == 2
+        assert broker.offsets["t"] == 3
 
 
 # ---- receive
 
 
 @pytest.mark.parametrize("kind", ["consumer", "pop_consumer"])
-def test_receive_acknowledges_nothing(fake_cluster: Any, kind: str) -> None:
-    async def work() -> None:
-        broker = PopBroker(3) if kind == "pop_consumer" else GroupBroker(3)
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with getattr(client, kind)("g", "t", start="earliest", close_timeout=0) as consumer:
-                for offset in range(3):
-                    assert (await first_of(consumer)).queue_offset == offset
-            assert broker.offsets.get("t", 0) == 0
-            assert getattr(broker, "acked", []) == []
-
-    run(work)
+async def test_receive_acknowledges_nothing(fake_cluster: Any, kind: str) -> None:
+    broker = PopBroker(3) if kind == "pop_consumer" else GroupBroker(3)
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        async with getattr(client, kind)("g", "t", start="earliest", close_timeout=0) as consumer:
+            for offset in range(3):
+                assert (await first_of(consumer)).queue_offset == offset
+        assert broker.offsets.get("t", 0) == 0
+        assert getattr(broker, "acked", []) == []
 
 
 @pytest.mark.parametrize("kind", ["consumer", "pop_consumer"])
-def test_message_block_acknowledges_or_gives_back(fake_cluster: Any, kind: str) -> None:
-    async def work() -> None:
-        broker = PopBroker(2) if kind == "pop_consumer" else GroupBroker(2)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            getattr(client, kind)("g", "t", start="earliest") as consumer,
-        ):
-            async with await first_of(consumer) as message:
-                assert message.queue_offset == 0
-            with pytest.raises(ZeroDivisionError):
-                async with await first_of(consumer):
-                    raise ZeroDivisionError
-            if isinstance(broker, PopBroker):
-                assert (broker.acked, broker.let_go) == ([0], [(1, 10_000)])
-            else:
-                assert [sent["offset"] for sent in broker.sent_back] == ["100"]
-                assert consumer.position(the_queue(message)) == 2
-
-    run(work)
+async def test_message_block_acknowledges_or_gives_back(fake_cluster: Any, kind: str) -> None:
+    broker = PopBroker(2) if kind == "pop_consumer" else GroupBroker(2)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        getattr(client, kind)("g", "t", start="earliest") as consumer,
+    ):
+        async with await first_of(consumer) as message:
+            assert message.queue_offset == 0
+        with pytest.raises(ZeroDivisionError):
+            async with await first_of(consumer):
+                raise ZeroDivisionError
+        if isinstance(broker, PopBroker):
+            assert (broker.acked, broker.let_go) == ([0], [(1, 10_000)])
+        else:
+            assert [sent["offset"] for sent in broker.sent_back] == ["100"]
+            assert consumer.position(the_queue(message)) == 2
 
 
-def test_message_block_that_is_cancelled_gives_back(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = GroupBroker(1)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest") as consumer,
-        ):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01), await first_of(consumer):
-                    await asyncio.Event().wait()
-            await until(lambda: len(broker.sent_back) == 1)
-
-    run(work)
+async def test_message_block_that_is_cancelled_gives_back(fake_cluster: Any) -> None:
+    broker = GroupBroker(1)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest") as consumer,
+    ):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01), await first_of(consumer):
+                await asyncio.Event().wait()
+        await until(lambda: len(broker.sent_back) == 1)
 
 
-def test_message_block_raises_its_own_error_if_giving_back_fails(
+async def test_message_block_raises_its_own_error_if_giving_back_fails(
     fake_cluster: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing:
@@ -450,50 +399,41 @@ def test_message_block_raises_its_own_error_if_giving_back_fails(
 
         async def redeliver(self, _message: Received, _seconds: float) -> None: ...
 
-    async def work() -> None:
-        with pytest.raises(ZeroDivisionError):
-            async with Received("t", b"x", msg_id="ID", consumer=Failing()):
+    with pytest.raises(ZeroDivisionError):
+        async with Received("t", b"x", msg_id="ID", consumer=Failing()):
+            raise ZeroDivisionError
+    (record,) = caplog.records
+    assert record.getMessage() == "nack failed, the message is redelivered later: msg_id=ID cause=closed"
+
+
+async def test_delay_in_seconds_is_for_pop_consumers(fake_cluster: Any) -> None:
+    async with (
+        fake_cluster(GroupBroker(1)) as cluster,
+        connect(cluster.namesrv.address) as client,
+        client.consumer("g", "t", start="earliest") as consumer,
+    ):
+        message = await first_of(consumer)
+        with pytest.raises(ClientError, match="only messages of pop consumers take a delay in seconds"):
+            await message.nack(delay=1)
+        with pytest.raises(ClientError, match="exclude each other"):
+            await message.nack(3, delay=1)
+        await message.ack()
+
+
+async def test_message_of_a_failed_task_is_not_acknowledged(fake_cluster: Any) -> None:
+    broker = GroupBroker(3)
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        async with client.consumer("g", "t", start="earliest") as consumer:
+
+            async def fail() -> None:
+                await anext(consumer)
                 raise ZeroDivisionError
-        (record,) = caplog.records
-        assert record.getMessage() == "nack failed, the message is redelivered later: msg_id=ID cause=closed"
 
-    run(work)
-
-
-def test_delay_in_seconds_is_for_pop_consumers(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with (
-            fake_cluster(GroupBroker(1)) as cluster,
-            connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="earliest") as consumer,
-        ):
-            message = await first_of(consumer)
-            with pytest.raises(ClientError, match="only messages of pop consumers take a delay in seconds"):
-                await message.nack(delay=1)
-            with pytest.raises(ClientError, match="exclude each other"):
-                await message.nack(3, delay=1)
-            await message.ack()
-
-    run(work)
-
-
-def test_message_of_a_failed_task_is_not_acknowledged(fake_cluster: Any) -> None:
-    async def work() -> None:
-        broker = GroupBroker(3)
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="earliest") as consumer:
-
-                async def fail() -> None:
-                    await anext(consumer)
-                    raise ZeroDivisionError
-
-                with pytest.raises(ZeroDivisionError):
-                    await asyncio.create_task(fail())
-                await anext(consumer)
-                await anext(consumer)
-            assert broker.offsets.get("t", 0) == 0
-
-    run(work)
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.create_task(fail())
+            await anext(consumer)
+            await anext(consumer)
+        assert broker.offsets.get("t", 0) == 0
 
 
 # ---- synchronous client
@@ -592,53 +532,47 @@ def endless_receives(client: sync.Client) -> None:
 
 
 @pytest.mark.parametrize("use", [endless_request, endless_pull, endless_sends, endless_receives])
-def test_closing_the_client_ends_the_calls_of_other_threads(
+async def test_closing_the_client_ends_the_calls_of_other_threads(
     fake_cluster: Any, use: Callable[[sync.Client], None]
 ) -> None:
-    async def work() -> None:
-        async with fake_cluster(GroupBroker(0)) as cluster:
-            client = await asyncio.to_thread(sync.connect, cluster.namesrv.address)
-            ended: list[NeveError] = []
+    async with fake_cluster(GroupBroker(0)) as cluster:
+        client = await asyncio.to_thread(sync.connect, cluster.namesrv.address)
+        ended: list[NeveError] = []
 
-            def call() -> None:
-                try:
-                    use(client)
-                except NeveError as error:
-                    ended.append(error)
+        def call() -> None:
+            try:
+                use(client)
+            except NeveError as error:
+                ended.append(error)
 
-            thread = threading.Thread(target=call)
-            thread.start()
-            await until(lambda: bool({SEND, 11} & set(cluster.brokers[0].codes())))
-            await asyncio.to_thread(client.close)
-            await asyncio.to_thread(thread.join, DEADLINE_S / 2)
-            assert not thread.is_alive()
-            assert len(ended) == 1
-            with pytest.raises(ClientError, match="closed"):
-                client.send("t", b"x")
-            client.close()
-
-    run(work)
+        thread = threading.Thread(target=call)
+        thread.start()
+        await until(lambda: bool({SEND, 11} & set(cluster.brokers[0].codes())))
+        await asyncio.to_thread(client.close)
+        await asyncio.to_thread(thread.join, DEADLINE_S / 2)
+        assert not thread.is_alive()
+        assert len(ended) == 1
+        with pytest.raises(ClientError, match="closed"):
+            client.send("t", b"x")
+        client.close()
 
 
-def test_iterating_thread_ends_when_the_client_is_closed(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with fake_cluster(GroupBroker(1)) as cluster:
-            client = await asyncio.to_thread(sync.connect, cluster.namesrv.address)
-            seen: list[int] = []
-            begun = threading.Event()
+async def test_iterating_thread_ends_when_the_client_is_closed(fake_cluster: Any) -> None:
+    async with fake_cluster(GroupBroker(1)) as cluster:
+        client = await asyncio.to_thread(sync.connect, cluster.namesrv.address)
+        seen: list[int] = []
+        begun = threading.Event()
 
-            def iterate() -> None:
-                with client.consumer("g", "t", start="earliest") as consumer:
-                    for message in consumer:
-                        seen.append(message.queue_offset)
-                        begun.set()
-                seen.append(-1)
+        def iterate() -> None:
+            with client.consumer("g", "t", start="earliest") as consumer:
+                for message in consumer:
+                    seen.append(message.queue_offset)
+                    begun.set()
+            seen.append(-1)
 
-            thread = threading.Thread(target=iterate)
-            thread.start()
-            assert await asyncio.to_thread(begun.wait, LIMIT_S)
-            await asyncio.to_thread(client.close)
-            await asyncio.to_thread(thread.join, LIMIT_S)
-            assert seen == [0, -1]
-
-    run(work)
+        thread = threading.Thread(target=iterate)
+        thread.start()
+        assert await asyncio.to_thread(begun.wait, LIMIT_S)
+        await asyncio.to_thread(client.close)
+        await asyncio.to_thread(thread.join, LIMIT_S)
+        assert seen == [0, -1]

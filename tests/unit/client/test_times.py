@@ -11,7 +11,7 @@ import pytest
 from neve.client import AsyncClient, MessageQueue, connect
 from neve.client.times import start_position, time_ms
 from neve.errors import ClientError
-from tests.kit.cluster.fake_cluster import Answer, run
+from tests.kit.cluster.fake_cluster import Answer
 from tests.kit.cluster.group_broker import GroupBroker
 
 QUEUE = MessageQueue("t", "b0", 0)
@@ -91,11 +91,10 @@ async def by_seek_of_a_lite_pull_consumer(client: AsyncClient) -> None:
         by_seek_of_a_lite_pull_consumer,
     ],
 )
-def test_datetime_is_accepted_for_every_time(fake_cluster: Any, ask: Callable[[AsyncClient], Awaitable[None]]) -> None:
-    async def work() -> None:
-        broker = TimedBroker()
-        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            await ask(client)
-        assert broker.times == [AT_MS]
-
-    run(work)
+async def test_datetime_is_accepted_for_every_time(
+    fake_cluster: Any, ask: Callable[[AsyncClient], Awaitable[None]]
+) -> None:
+    broker = TimedBroker()
+    async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+        await ask(client)
+    assert broker.times == [AT_MS]

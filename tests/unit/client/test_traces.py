@@ -18,7 +18,7 @@ from neve.client.trace.format import TRACE_TOPIC, Ended, Trace, parse_traces
 from neve.client.trace.recorder import BATCH, BUFFER_MAX, ConsumeTraces, Traces
 from neve.record.properties import bytes_to_properties
 from neve.remoting.command import RemotingCommand
-from tests.kit.cluster.fake_cluster import Answer, run, send_ok
+from tests.kit.cluster.fake_cluster import Answer, send_ok
 
 QUEUE = MessageQueue("t", "b0", 0)
 RECEIVED = Message("t", b"abc", "T", ("k1", "k2"), queue=QUEUE, queue_offset=5, msg_id="ID", reconsume_times=2)
@@ -141,43 +141,36 @@ def test_trace_messages_respect_the_size_limit() -> None:
 # ---- sending
 
 
-def test_traces_of_sends_are_found_by_message_id_and_not_traced(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster:
-            async with connect(cluster.namesrv.address, trace=True, producer_group="P") as client:
-                results = [await client.send("t", b"x", keys="k") for _ in range(3)]
-            requests = [r for r in cluster.brokers[0].requests if r.code == 310 and r.ext["b"] == TRACE_TOPIC]
-            (request,) = requests
-            assert bytes_to_properties(request.ext["i"].encode())["KEYS"].split() == [
-                results[0].msg_id, "k", results[1].msg_id, results[2].msg_id,
-            ]  # fmt: skip
-            assert request.body.count(b"\x02") == 3
-            assert client.traces_dropped == 0
-
-    run(work)
+async def test_traces_of_sends_are_found_by_message_id_and_not_traced(fake_cluster: Any) -> None:
+    async with fake_cluster() as cluster:
+        async with connect(cluster.namesrv.address, trace=True, producer_group="P") as client:
+            results = [await client.send("t", b"x", keys="k") for _ in range(3)]
+        requests = [r for r in cluster.brokers[0].requests if r.code == 310 and r.ext["b"] == TRACE_TOPIC]
+        (request,) = requests
+        assert bytes_to_properties(request.ext["i"].encode())["KEYS"].split() == [
+            results[0].msg_id, "k", results[1].msg_id, results[2].msg_id,
+        ]  # fmt: skip
+        assert request.body.count(b"\x02") == 3
+        assert client.traces_dropped == 0
 
 
-def test_nothing_is_traced_unless_asked_for(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster:
-            async with connect(cluster.namesrv.address) as client:
-                await client.send("t", b"x")
-            assert [r.ext["b"] for r in cluster.brokers[0].requests if r.code == 310] == ["t"]
-
-    run(work)
+async def test_nothing_is_traced_unless_asked_for(fake_cluster: Any) -> None:
+    async with fake_cluster() as cluster:
+        async with connect(cluster.namesrv.address) as client:
+            await client.send("t", b"x")
+        assert [r.ext["b"] for r in cluster.brokers[0].requests if r.code == 310] == ["t"]
 
 
-def test_full_trace_batch_is_sent_without_waiting(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster, connect(cluster.namesrv.address, trace=True) as client:
-            await asyncio.gather(*(client.send("t", b"x") for _ in range(BATCH)))
-            while TRACE_TOPIC not in [r.ext["b"] for r in cluster.brokers[0].requests if r.code == 310]:
-                await client.admin.topic_route("t")
-
-    run(work)
+async def test_full_trace_batch_is_sent_without_waiting(fake_cluster: Any) -> None:
+    async with fake_cluster() as cluster, connect(cluster.namesrv.address, trace=True) as client:
+        await asyncio.gather(*(client.send("t", b"x") for _ in range(BATCH)))
+        while TRACE_TOPIC not in [r.ext["b"] for r in cluster.brokers[0].requests if r.code == 310]:
+            await client.admin.topic_route("t")
 
 
-def test_failing_trace_sends_do_not_affect_message_sends(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_trace_sends_do_not_affect_message_sends(
+    fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace_sender, "_CLOSE_S", 0.05)
     behaviour: dict[str, Answer] = {"traces": None}  # silence
 
@@ -185,19 +178,16 @@ def test_failing_trace_sends_do_not_affect_message_sends(fake_cluster: Any, monk
         is_trace = request.code == 310 and request.ext["b"] == TRACE_TOPIC
         return behaviour["traces"] if is_trace else send_ok(request)
 
-    async def work() -> None:
-        async with fake_cluster(broker) as cluster:
-            async with connect(cluster.namesrv.address, trace=True) as client:
-                for _ in range(3 * BATCH):
-                    assert (await client.send("t", b"x")).status is SendStatus.SEND_OK
-            assert client.traces_dropped == 3 * BATCH
-            monkeypatch.undo()
-            behaviour["traces"] = (16, {}, b"")  # no permission
-            async with connect(cluster.namesrv.address, trace=True) as client:
-                await client.send("t", b"x")
-            assert client.traces_dropped == 1
-
-    run(work)
+    async with fake_cluster(broker) as cluster:
+        async with connect(cluster.namesrv.address, trace=True) as client:
+            for _ in range(3 * BATCH):
+                assert (await client.send("t", b"x")).status is SendStatus.SEND_OK
+        assert client.traces_dropped == 3 * BATCH
+        monkeypatch.undo()
+        behaviour["traces"] = (16, {}, b"")  # no permission
+        async with connect(cluster.namesrv.address, trace=True) as client:
+            await client.send("t", b"x")
+        assert client.traces_dropped == 1
 
 
 def test_traces_are_parsed_into_named_fields() -> None:

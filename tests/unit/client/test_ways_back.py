@@ -15,7 +15,6 @@ from neve.errors import ClientError
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 from tests.kit.clock.waiting import until
-from tests.kit.cluster.fake_cluster import run
 from tests.kit.cluster.group_broker import GroupBroker, record
 from tests.kit.cluster.pop_broker import PopBroker, RetryBroker
 
@@ -51,51 +50,45 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("kind", "settle", "verdict"), VERDICTS)
-def test_verdict_on_an_administrators_message_is_returned(
+async def test_verdict_on_an_administrators_message_is_returned(
     fake_cluster: Any, kind: str, settle: Callable[[Any, Received], Awaitable[None]], verdict: str
 ) -> None:
-    async def work() -> None:
-        broker = PopBroker(0)
-        async with (
-            fake_cluster(broker) as cluster,
-            connect(cluster.namesrv.address) as client,
-            getattr(client, kind)("g", "t", start="earliest") as consumer,
-        ):
-            server = cluster.brokers[0]
-            ext = {"consumerGroup": "g", "brokerName": "b0"}
-            server.push(RemotingCommand(RequestCode.CONSUME_MESSAGE_DIRECTLY, 99, ext=ext, body=record(5)))
-            message = await consumer.receive(LIMIT_S)
-            assert (message.queue_offset, message.body) == (5, b"x" * 10)
-            await settle(consumer, message)
-            await ack(consumer, message)  # only the first verdict counts
-            await until(lambda: any(one.is_response and one.opaque == 99 for one in server.requests))
-            (answer,) = [one for one in server.requests if one.is_response]
-            told = json.loads(answer.body)
-            assert (answer.code, told["consumeResult"], "by hand" in told["remark"]) == (0, verdict, settle is fail)
-            assert (broker.acked, broker.let_go, broker.sent_back, broker.offsets.get("t", 0)) == ([], [], [], 0)
-
-    run(work)
+    broker = PopBroker(0)
+    async with (
+        fake_cluster(broker) as cluster,
+        connect(cluster.namesrv.address) as client,
+        getattr(client, kind)("g", "t", start="earliest") as consumer,
+    ):
+        server = cluster.brokers[0]
+        ext = {"consumerGroup": "g", "brokerName": "b0"}
+        server.push(RemotingCommand(RequestCode.CONSUME_MESSAGE_DIRECTLY, 99, ext=ext, body=record(5)))
+        message = await consumer.receive(LIMIT_S)
+        assert (message.queue_offset, message.body) == (5, b"x" * 10)
+        await settle(consumer, message)
+        await ack(consumer, message)  # only the first verdict counts
+        await until(lambda: any(one.is_response and one.opaque == 99 for one in server.requests))
+        (answer,) = [one for one in server.requests if one.is_response]
+        told = json.loads(answer.body)
+        assert (answer.code, told["consumeResult"], "by hand" in told["remark"]) == (0, verdict, settle is fail)
+        assert (broker.acked, broker.let_go, broker.sent_back, broker.offsets.get("t", 0)) == ([], [], [], 0)
 
 
 @DELIVERING
-def test_message_of_another_consumer_cannot_be_settled(fake_cluster: Any, kind: str) -> None:
-    async def work() -> None:
-        async with (
-            fake_cluster(PopBroker(1)) as cluster,
-            connect(cluster.namesrv.address) as client,
-            getattr(client, kind)("g", "t", start="earliest") as consumer,
-        ):
-            message = await consumer.receive(LIMIT_S)
-            stray = replace(message, receipt=None)
-            for settling in (stray.ack, stray.nack):
-                with pytest.raises(ClientError, match="not delivered by this consumer"):
-                    await settling()
-            await message.ack()
-
-    run(work)
+async def test_message_of_another_consumer_cannot_be_settled(fake_cluster: Any, kind: str) -> None:
+    async with (
+        fake_cluster(PopBroker(1)) as cluster,
+        connect(cluster.namesrv.address) as client,
+        getattr(client, kind)("g", "t", start="earliest") as consumer,
+    ):
+        message = await consumer.receive(LIMIT_S)
+        stray = replace(message, receipt=None)
+        for settling in (stray.ack, stray.nack):
+            with pytest.raises(ClientError, match="not delivered by this consumer"):
+                await settling()
+        await message.ack()
 
 
-def test_expired_message_is_late_in_traces_of_both_consumers(fake_cluster: Any) -> None:
+async def test_expired_message_is_late_in_traces_of_both_consumers(fake_cluster: Any) -> None:
     """Pulled messages of a pop consumer get ConsumeReturnType TIME_OUT like any pulled message."""
 
     async def ends(kind: str, broker: GroupBroker, source: Callable[[Any], Any]) -> list[str]:
@@ -111,17 +104,11 @@ def test_expired_message_is_late_in_traces_of_both_consumers(fake_cluster: Any) 
             lines = [line.split("\x01") for body in sent for line in body.split("\x02")]
             return [line[6] for line in lines if line[0] == "SubAfter"]
 
-    async def work() -> None:
-        assert await ends("consumer", GroupBroker(1), lambda consumer: consumer.source) == ["1"]
-        assert await ends("pop_consumer", RetryBroker(1), lambda consumer: consumer.source.retries) == ["1"]
-
-    run(work)
+    assert await ends("consumer", GroupBroker(1), lambda consumer: consumer.source) == ["1"]
+    assert await ends("pop_consumer", RetryBroker(1), lambda consumer: consumer.source.retries) == ["1"]
 
 
-def test_hold_limit_of_zero_is_refused(fake_cluster: Any) -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
-            with pytest.raises(ClientError, match="hold_limit must be more than 0 s"):
-                client.pop_consumer("g", "t", hold_limit=0)
-
-    run(work)
+async def test_hold_limit_of_zero_is_refused(fake_cluster: Any) -> None:
+    async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+        with pytest.raises(ClientError, match="hold_limit must be more than 0 s"):
+            client.pop_consumer("g", "t", hold_limit=0)

@@ -156,256 +156,215 @@ class RegisteredSets:
         return self.register.value
 
 
-def run(work: Callable[[RegisteredSets], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await work(RegisteredSets())
+async def test_decision_is_repeated_after_a_write_of_another_controller() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
 
-    asyncio.run(main())
+    def other() -> None:  # another controller elects 2 because 1 is dead
+        world.register.before_write = lambda: None
+        world.register.value = replace(
+            world.value, master=2, master_epoch=2, sync_state_set=(2,), sync_state_set_epoch=3
+        )
+        world.register.revision += 1
 
-
-def test_decision_is_repeated_after_a_write_of_another_controller() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-
-        def other() -> None:  # another controller elects 2 because 1 is dead
-            world.register.before_write = lambda: None
-            world.register.value = replace(
-                world.value, master=2, master_epoch=2, sync_state_set=(2,), sync_state_set_epoch=3
-            )
-            world.register.revision += 1
-
-        world.liveness.closed("connection 1")
-        world.register.before_write = other
-        answer = await world.sets.carry_out(ElectMaster("b"))
-        assert (answer.code, answer.master, answer.master_epoch) == (Code.CONTROLLER_MASTER_STILL_EXIST, 2, 2)
-        await world.settled()
-        assert world.calls.told == []
-
-    run(work)
+    world.liveness.closed("connection 1")
+    world.register.before_write = other
+    answer = await world.sets.carry_out(ElectMaster("b"))
+    assert (answer.code, answer.master, answer.master_epoch) == (Code.CONTROLLER_MASTER_STILL_EXIST, 2, 2)
+    await world.settled()
+    assert world.calls.told == []
 
 
-def test_permanent_write_conflict_returns_busy_and_notifies_no_broker() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
+async def test_permanent_write_conflict_returns_busy_and_notifies_no_broker() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
 
-        def other() -> None:
-            world.register.revision += 1
+    def other() -> None:
+        world.register.revision += 1
 
-        world.liveness.closed("connection 1")
-        world.register.before_write = other
-        with pytest.raises(BrokerError) as refused:
-            await world.sets.carry_out(ElectMaster("b"))
-        assert refused.value.code == Code.SYSTEM_BUSY
-        assert world.value.master == 1
-        assert world.calls.told == []
-
-    run(work)
+    world.liveness.closed("connection 1")
+    world.register.before_write = other
+    with pytest.raises(BrokerError) as refused:
+        await world.sets.carry_out(ElectMaster("b"))
+    assert refused.value.code == Code.SYSTEM_BUSY
+    assert world.value.master == 1
+    assert world.calls.told == []
 
 
-def test_concurrent_elections_of_one_set_write_once() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        writes = world.register.writes
-        world.liveness.closed("connection 1")
-        answers = await asyncio.gather(*(world.sets.carry_out(ElectMaster("b")) for _ in range(8)))
-        assert sorted(answer.code for answer in answers) == [Code.SUCCESS] + [Code.CONTROLLER_MASTER_STILL_EXIST] * 7
-        assert world.register.writes == writes + 1
-
-    run(work)
+async def test_concurrent_elections_of_one_set_write_once() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    writes = world.register.writes
+    world.liveness.closed("connection 1")
+    answers = await asyncio.gather(*(world.sets.carry_out(ElectMaster("b")) for _ in range(8)))
+    assert sorted(answer.code for answer in answers) == [Code.SUCCESS] + [Code.CONTROLLER_MASTER_STILL_EXIST] * 7
+    assert world.register.writes == writes + 1
 
 
-def test_election_with_lost_write_answer_is_found_by_the_next_request() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        world.liveness.closed("connection 1")
-        world.register.loses_answers = True
-        with pytest.raises(RegisterUnavailable):
-            await world.sets.carry_out(Scan("b"))
-        await world.settled()
-        assert world.calls.told == []
-        world.register.loses_answers = False
-        answer = await world.sets.carry_out(ElectMaster("b", 2))
-        assert (answer.code, answer.master, answer.master_epoch) == (Code.CONTROLLER_MASTER_STILL_EXIST, 2, 2)
-
-    run(work)
+async def test_election_with_lost_write_answer_is_found_by_the_next_request() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    world.liveness.closed("connection 1")
+    world.register.loses_answers = True
+    with pytest.raises(RegisterUnavailable):
+        await world.sets.carry_out(Scan("b"))
+    await world.settled()
+    assert world.calls.told == []
+    world.register.loses_answers = False
+    answer = await world.sets.carry_out(ElectMaster("b", 2))
+    assert (answer.code, answer.master, answer.master_epoch) == (Code.CONTROLLER_MASTER_STILL_EXIST, 2, 2)
 
 
-def test_candidate_that_disconnects_during_its_query_is_not_elected() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2, 3)
-        world.liveness.closed("connection 1")
-        world.calls.ends = {2: 10, 3: 99}
-        world.calls.on_ask = lambda: world.liveness.closed("connection 3")
-        assert (await world.sets.carry_out(Scan("b"))).master == 2
-        await world.settled()
-        assert world.calls.told == [(2, 2, 2)]
-
-    run(work)
+async def test_candidate_that_disconnects_during_its_query_is_not_elected() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2, 3)
+    world.liveness.closed("connection 1")
+    world.calls.ends = {2: 10, 3: 99}
+    world.calls.on_ask = lambda: world.liveness.closed("connection 3")
+    assert (await world.sets.carry_out(Scan("b"))).master == 2
+    await world.settled()
+    assert world.calls.told == [(2, 2, 2)]
 
 
-def test_cleared_master_is_replaced_at_once() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        await world.sets.carry_out(RegisterBroker("c", "b", 1, "h1:1", "a new incarnation", 1, "p"))
-        await world.settled()
-        await world.settled()
-        assert (world.value.master, world.value.master_epoch) == (2, 3)
-        assert world.calls.told == [(2, 2, 3)]
-
-    run(work)
+async def test_cleared_master_is_replaced_at_once() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    await world.sets.carry_out(RegisterBroker("c", "b", 1, "h1:1", "a new incarnation", 1, "p"))
+    await world.settled()
+    await world.settled()
+    assert (world.value.master, world.value.master_epoch) == (2, 3)
+    assert world.calls.told == [(2, 2, 3)]
 
 
-def test_master_heard_by_another_controller_is_alive() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        world.others.hear = {1: [Report(0)]}
-        world.liveness.closed("connection 1")
-        await world.sets.lost("b")
-        assert world.others.told == {"b": {2}}
-        assert world.value.master == 1
-        world.others.hear = {}
-        await world.sets.scan()
-        assert world.value.master == 2
-
-    run(work)
+async def test_master_heard_by_another_controller_is_alive() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    world.others.hear = {1: [Report(0)]}
+    world.liveness.closed("connection 1")
+    await world.sets.lost("b")
+    assert world.others.told == {"b": {2}}
+    assert world.value.master == 1
+    world.others.hear = {}
+    await world.sets.scan()
+    assert world.value.master == 2
 
 
-def test_disconnect_is_published_before_other_reports_are_read() -> None:
+async def test_disconnect_is_published_before_other_reports_are_read() -> None:
     """If two controllers lose a broker, the second to publish it sees no live report, so at least one elects."""
 
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        world.others.hear = {1: [Report(0)]}
-        world.others.on_say = world.others.hear.clear
-        world.liveness.closed("connection 1")
-        await world.sets.lost("b")
-        assert world.value.master == 2
-
-    run(work)
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    world.others.hear = {1: [Report(0)]}
+    world.others.on_say = world.others.hear.clear
+    world.liveness.closed("connection 1")
+    await world.sets.lost("b")
+    assert world.value.master == 2
 
 
-def test_tell_others_publishes_an_emptied_set_once() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        await world.sets.tell_others()
-        assert world.others.told == {"b": {1, 2}}
-        await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
-        assert world.liveness.names() == set()
-        await world.sets.tell_others()
-        assert world.others.told == {"b": set()}
-        world.others.told.clear()
-        await world.sets.tell_others()
-        assert world.others.told == {}
-
-    run(work)
+async def test_tell_others_publishes_an_emptied_set_once() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    await world.sets.tell_others()
+    assert world.others.told == {"b": {1, 2}}
+    await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
+    assert world.liveness.names() == set()
+    await world.sets.tell_others()
+    assert world.others.told == {"b": set()}
+    world.others.told.clear()
+    await world.sets.tell_others()
+    assert world.others.told == {}
 
 
-def test_register_set_back_freezes_the_set_and_blocks_elections() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        world.register.had = replace(world.value, master_epoch=6, sync_state_set_epoch=9)
-        world.liveness.closed("connection 1")
-        assert (await world.sets.carry_out(Scan("b"))).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
-        assert world.value.frozen is not None and world.value.frozen.epochs == (6, 9)
-        assert world.value.master == 1
-
-    run(work)
+async def test_register_set_back_freezes_the_set_and_blocks_elections() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    world.register.had = replace(world.value, master_epoch=6, sync_state_set_epoch=9)
+    world.liveness.closed("connection 1")
+    assert (await world.sets.carry_out(Scan("b"))).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert world.value.frozen is not None and world.value.frozen.epochs == (6, 9)
+    assert world.value.master == 1
 
 
-def test_scan_covers_other_sets_and_raises_for_damaged_value() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        world.liveness.closed("connection 1")
-        world.register.damaged = ["a", "c"]
-        with pytest.raises(DamagedBrokerSet):
-            await world.sets.scan()
-        assert world.value.master == 2
-
-    run(work)
-
-
-def test_scan_reads_the_register_once_if_the_master_is_alive() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        world.register.reads = 0
+async def test_scan_covers_other_sets_and_raises_for_damaged_value() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    world.liveness.closed("connection 1")
+    world.register.damaged = ["a", "c"]
+    with pytest.raises(DamagedBrokerSet):
         await world.sets.scan()
-        assert world.register.reads == 1, "of all of them together"
-        assert world.value.master == 1
-
-    run(work)
+    assert world.value.master == 2
 
 
-def test_clean_removes_the_reports_of_the_removed_brokers() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        await world.sets.carry_out(CleanBrokerData("b", "2", clean_living=True))
-        assert set(world.liveness.reports("b", {})) == {1}
-        await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
-        assert world.register.value is None
-        assert world.liveness.reports("b", {}) == {}
-
-    run(work)
+async def test_scan_reads_the_register_once_if_the_master_is_alive() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    world.register.reads = 0
+    await world.sets.scan()
+    assert world.register.reads == 1, "of all of them together"
+    assert world.value.master == 1
 
 
-def test_failed_publication_of_one_set_does_not_block_other_sets() -> None:
-    async def work(world: RegisteredSets) -> None:
-        names = [f"b{number}" for number in range(5)]
-        for name in names:
-            world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
-        for name in names:  # independent of the iteration order
-            world.others.told.clear()
-            world.others.unsayable = name
-            with pytest.raises(RegisterUnavailable, match=name):
-                await world.sets.tell_others()
-            assert world.others.told == {other: {1} for other in names if other != name}
-
-    run(work)
+async def test_clean_removes_the_reports_of_the_removed_brokers() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    await world.sets.carry_out(CleanBrokerData("b", "2", clean_living=True))
+    assert set(world.liveness.reports("b", {})) == {1}
+    await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
+    assert world.register.value is None
+    assert world.liveness.reports("b", {}) == {}
 
 
-def test_disconnected_master_is_replaced_if_publication_fails() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        world.liveness.closed("connection 1")
-        world.others.unsayable = "b"
-        with pytest.raises(RegisterUnavailable):
-            await world.sets.lost("b")
-        assert world.value.master == 2
-
-    run(work)
-
-
-def test_slow_publication_of_one_set_does_not_delay_other_sets() -> None:
-    async def work(world: RegisteredSets) -> None:
-        for name in ("a", "b", "c"):
-            world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
-        others, gate = world.others, asyncio.Event()
-        say = others.say
-
-        async def slow(name: str, living: Mapping[int, Report]) -> None:
-            if name == next(iter(world.liveness.names())):
-                await gate.wait()
-            await say(name, living)
-
-        others.say = slow  # type: ignore[method-assign]
-        telling = asyncio.ensure_future(world.sets.tell_others())
-        await until(lambda: len(others.told) == 2, "two of three are told")
-        gate.set()
-        await telling
-        assert len(others.told) == 3
-
-    run(work)
+async def test_failed_publication_of_one_set_does_not_block_other_sets() -> None:
+    world = RegisteredSets()
+    names = [f"b{number}" for number in range(5)]
+    for name in names:
+        world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
+    for name in names:  # independent of the iteration order
+        world.others.told.clear()
+        world.others.unsayable = name
+        with pytest.raises(RegisterUnavailable, match=name):
+            await world.sets.tell_others()
+        assert world.others.told == {other: {1} for other in names if other != name}
 
 
-def test_failed_scan_of_one_set_does_not_block_elections_of_others() -> None:
-    async def work(world: RegisteredSets) -> None:
-        await world.joined(1, 2)
-        world.liveness.closed("connection 1")
-        first = replace(world.value, name="a")
-        world.liveness.hear("a", 2, Report(0, max_offset=0), "connection of a", None)
-        world.register.before_all = {"a": Stored(first, Revision(1), None)}
-        world.others.unreadable = "a"
-        with pytest.raises(RegisterUnavailable, match="of a"):
-            await world.sets.scan()
-        assert world.value.master == 2
+async def test_disconnected_master_is_replaced_if_publication_fails() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    world.liveness.closed("connection 1")
+    world.others.unsayable = "b"
+    with pytest.raises(RegisterUnavailable):
+        await world.sets.lost("b")
+    assert world.value.master == 2
 
-    run(work)
+
+async def test_slow_publication_of_one_set_does_not_delay_other_sets() -> None:
+    world = RegisteredSets()
+    for name in ("a", "b", "c"):
+        world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
+    others, gate = world.others, asyncio.Event()
+    say = others.say
+
+    async def slow(name: str, living: Mapping[int, Report]) -> None:
+        if name == next(iter(world.liveness.names())):
+            await gate.wait()
+        await say(name, living)
+
+    others.say = slow  # type: ignore[method-assign]
+    telling = asyncio.ensure_future(world.sets.tell_others())
+    await until(lambda: len(others.told) == 2, "two of three are told")
+    gate.set()
+    await telling
+    assert len(others.told) == 3
+
+
+async def test_failed_scan_of_one_set_does_not_block_elections_of_others() -> None:
+    world = RegisteredSets()
+    await world.joined(1, 2)
+    world.liveness.closed("connection 1")
+    first = replace(world.value, name="a")
+    world.liveness.hear("a", 2, Report(0, max_offset=0), "connection of a", None)
+    world.register.before_all = {"a": Stored(first, Revision(1), None)}
+    world.others.unreadable = "a"
+    with pytest.raises(RegisterUnavailable, match="of a"):
+        await world.sets.scan()
+    assert world.value.master == 2

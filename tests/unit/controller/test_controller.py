@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,6 @@ from tests.unit.controller.brokers import FakeBroker, closed, controlling, in_sy
 Code = ResponseCode
 
 
-def run(root: Path, work: Callable[[ControllerManager], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        async with controlling(root, **settings) as server:
-            await work(server)
-
-    asyncio.run(main())
-
-
 async def master_is(asker: FakeBroker, broker: FakeBroker) -> None:
     async def holds() -> bool:
         return (await asker.info()).ext.get("masterBrokerId") == str(broker.id)
@@ -51,8 +43,8 @@ async def master_is(asker: FakeBroker, broker: FakeBroker) -> None:
     await until(holds, f"broker {broker.id} is master")
 
 
-def test_answers_have_rocketmq_fields_and_bodies(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_answers_have_rocketmq_fields_and_bodies(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await a.open()
         await b.open()
@@ -106,11 +98,9 @@ def test_answers_have_rocketmq_fields_and_bodies(tmp_path: Path) -> None:
         assert (await b.register()).code == Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
         await closed(a, b)
 
-    run(tmp_path, work)
 
-
-def test_disconnected_master_is_replaced_and_new_master_notified(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_disconnected_master_is_replaced_and_new_master_notified(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         a.hang_up()
@@ -127,13 +117,11 @@ def test_disconnected_master_is_replaced_and_new_master_notified(tmp_path: Path)
         assert len(a.told) == 1  # its own election, and nothing after it disconnected
         await closed(a, b)
 
-    run(tmp_path, work)
 
-
-def test_silent_master_is_replaced_and_disconnected(tmp_path: Path) -> None:
+async def test_silent_master_is_replaced_and_disconnected(tmp_path: Path) -> None:
     clock = ManualClock()
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path, clock=clock) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         clock.advance(9_000)
@@ -147,8 +135,6 @@ def test_silent_master_is_replaced_and_disconnected(tmp_path: Path) -> None:
         assert a.connection is not None
         await until(lambda: a.connection is not None and a.connection.is_closed, "a is hung up on")
         await closed(a, b)
-
-    run(tmp_path, work, clock=clock)
 
 
 async def test_controller_shutdown_does_not_trigger_an_election(tmp_path: Path) -> None:
@@ -184,10 +170,10 @@ async def test_restarted_controller_waits_for_heartbeat_of_master(tmp_path: Path
         await closed(a, b)
 
 
-def test_suspended_controller_waits_for_brokers_it_could_not_hear(tmp_path: Path) -> None:
+async def test_suspended_controller_waits_for_brokers_it_could_not_hear(tmp_path: Path) -> None:
     clock = ManualClock()
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path, clock=clock) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         clock.advance(3_600_000 + 30_000)  # its next scan is this late
@@ -206,14 +192,12 @@ def test_suspended_controller_waits_for_brokers_it_could_not_hear(tmp_path: Path
         await master_is(b, b)
         await closed(a, b)
 
-    run(tmp_path, work, clock=clock)
 
-
-def test_suspension_closes_no_connection_before_its_heartbeat_is_read(tmp_path: Path) -> None:
+async def test_suspension_closes_no_connection_before_its_heartbeat_is_read(tmp_path: Path) -> None:
     """A request, the pulse and the scan may each be the first to detect the suspension."""
     clock = ManualClock()
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path, clock=clock, pulse_ms=600000) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         clock.advance(700_000)
@@ -229,15 +213,13 @@ def test_suspension_closes_no_connection_before_its_heartbeat_is_read(tmp_path: 
         await master_is(b, b)
         await closed(a, b)
 
-    run(tmp_path, work, clock=clock, pulse_ms=600_000)
-
 
 @pytest.mark.parametrize("old_id", [1, 2])
-def test_first_election_is_refused_if_old_brokers_report_epochs(tmp_path: Path, old_id: int) -> None:
+async def test_first_election_is_refused_if_old_brokers_report_epochs(tmp_path: Path, old_id: int) -> None:
     """The register was lost with all controllers, and a new broker connects before the old ones."""
     clock = ManualClock()
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path, clock=clock, first_ms=50) as server:
         newcomer = await FakeBroker(server, born={"incarnation": "n", "starts": "1", "process": "p"}).open()
         old = await FakeBroker(server, born={"incarnation": "o", "starts": "4", "process": "q"}).open()
         await newcomer.join()
@@ -252,8 +234,6 @@ def test_first_election_is_refused_if_old_brokers_report_epochs(tmp_path: Path, 
         assert "knows epochs (5, 7)" in (answer.remark or "")
         await closed(newcomer, old)
 
-    run(tmp_path, work, clock=clock, first_ms=50)
-
 
 class LoopClock(ManualClock):
     """A clock that follows the time of the event loop."""
@@ -262,16 +242,14 @@ class LoopClock(ManualClock):
         return asyncio.get_running_loop().time()
 
 
-def test_early_first_election_request_is_delayed_not_refused(tmp_path: Path) -> None:
+async def test_early_first_election_request_is_delayed_not_refused(tmp_path: Path) -> None:
     """A refused Apache broker would repeat its request only after five seconds."""
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path, clock=LoopClock(), first_ms=300) as server:
         broker = await FakeBroker(server).open()
         await broker.join()
         assert (await broker.elect()).code == Code.SUCCESS
         await closed(broker)
-
-    run(tmp_path, work, clock=LoopClock(), first_ms=300)
 
 
 class StuckControllers(NoOtherControllers):
@@ -310,14 +288,14 @@ def test_lease_is_longer_than_the_longest_renewal() -> None:
     assert RENEW_S + WHOLE_S < LEASE_S
 
 
-def test_regular_heartbeats_outlast_every_suspension_of_controller(tmp_path: Path) -> None:
+async def test_regular_heartbeats_outlast_every_suspension_of_controller(tmp_path: Path) -> None:
     """A suspension too short to be detected ends before the default heartbeat timeout of a broker."""
     clock = ManualClock()
     config = BrokerConfig()
     beat = {"heartbeatTimeoutMills": config.controller_heart_beat_timeout_mills}
     period_ms = config.broker_heartbeat_interval + round(TICK_S * 1000)
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path, clock=clock, pulse_ms=PULSE_MS) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         for standstill_ms in (STANDSTILL_MS, STANDSTILL_MS + 1, 2 * STANDSTILL_MS):
@@ -331,11 +309,9 @@ def test_regular_heartbeats_outlast_every_suspension_of_controller(tmp_path: Pat
             assert (await b.info()).ext["masterEpoch"] == "1"
         await closed(a, b)
 
-    run(tmp_path, work, clock=clock, pulse_ms=PULSE_MS)
 
-
-def test_candidates_are_queried_and_the_longest_log_wins(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_candidates_are_queried_and_the_longest_log_wins(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a, b, c = FakeBroker(server), FakeBroker(server), FakeBroker(server)
         await in_sync(a, b, c)
         b.epochs, b.end = [{"epoch": 1, "startOffset": 0, "endOffset": 500}], 500
@@ -346,11 +322,9 @@ def test_candidates_are_queried_and_the_longest_log_wins(tmp_path: Path) -> None
         await master_is(b, c)
         await closed(a, b, c)
 
-    run(tmp_path, work)
 
-
-def test_candidate_with_unregistered_process_is_not_elected(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_candidate_with_unregistered_process_is_not_elected(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         born = [{"incarnation": f"i{n}", "starts": "1", "process": f"p{n}"} for n in range(3)]
         a, b, c = (FakeBroker(server, born=one) for one in born)
         await in_sync(a, b, c)
@@ -360,14 +334,14 @@ def test_candidate_with_unregistered_process_is_not_elected(tmp_path: Path) -> N
         await master_is(b, c)
         await closed(a, b, c)
 
-    run(tmp_path, work)
-
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_unreachable_candidate_is_not_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool) -> None:
+async def test_unreachable_candidate_is_not_elected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
     monkeypatch.setattr("controller.calls.ASK_S", 0.2)
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path) as server:
         a, b, c = FakeBroker(server), FakeBroker(server), FakeBroker(server)
         await in_sync(a, b, c)
         b.end, c.end = 1000, 10
@@ -378,11 +352,9 @@ def test_unreachable_candidate_is_not_elected(tmp_path: Path, monkeypatch: pytes
         await master_is(c, c)
         await closed(a, b, c)
 
-    run(tmp_path, work)
 
-
-def test_elect_request_waits_for_first_heartbeat_of_its_sender(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_elect_request_waits_for_first_heartbeat_of_its_sender(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a = await FakeBroker(server).open()
         own = {"clusterName": "c", "brokerName": "b"}
         a.id = 1
@@ -394,11 +366,9 @@ def test_elect_request_waits_for_first_heartbeat_of_its_sender(tmp_path: Path) -
         assert (await asked).code == Code.SUCCESS
         await closed(a)
 
-    run(tmp_path, work)
 
-
-def test_new_incarnation_leaves_sync_state_set_and_master_is_notified(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_new_incarnation_leaves_sync_state_set_and_master_is_notified(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         born = {"starts": "1", "minInSyncReplicas": "1"}
         a = FakeBroker(server, born={**born, "incarnation": "a", "process": "p"})
         b = FakeBroker(server, born={**born, "incarnation": "b", "process": "p"})
@@ -413,11 +383,9 @@ def test_new_incarnation_leaves_sync_state_set_and_master_is_notified(tmp_path: 
         assert (await b.beat()).code == Code.CONTROLLER_INVALID_REQUEST  # the registered process is alive
         await closed(a, b)
 
-    run(tmp_path, work)
 
-
-def test_registration_with_wrong_check_code_is_refused(tmp_path: Path) -> None:
-    async def work(controller: ControllerManager) -> None:
+async def test_registration_with_wrong_check_code_is_refused(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as controller:
         a = await (await FakeBroker(controller).open()).join()
         assert (await a.register(registerCheckCode=f"{a.address};1")).code == Code.SUCCESS
         assert (await a.register(registerCheckCode="another:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
@@ -425,11 +393,9 @@ def test_registration_with_wrong_check_code_is_refused(tmp_path: Path) -> None:
         assert (await a.register(registerCheckCode="x" * 256)).code == Code.CONTROLLER_INVALID_REQUEST
         await closed(a)
 
-    run(tmp_path, work)
 
-
-def test_heartbeat_of_another_cluster_is_refused(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_heartbeat_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         assert (await b.beat(clusterName="other", epoch=9)).code == Code.CONTROLLER_INVALID_REQUEST
@@ -437,11 +403,12 @@ def test_heartbeat_of_another_cluster_is_refused(tmp_path: Path) -> None:
         await master_is(b, b)
         await closed(a, b)
 
-    run(tmp_path, work)
 
-
-def test_unsigned_requests_are_refused_with_authentication(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_unsigned_requests_are_refused_with_authentication(tmp_path: Path) -> None:
+    root = '{"username":"root","password":"root-secret"}'
+    async with controlling(
+        tmp_path, authentication_enabled=True, authorization_enabled=True, init_authentication_user=root
+    ) as server:
         a = await FakeBroker(server).open()
         own = {"clusterName": "c", "brokerName": "b"}
         changing: dict[int, dict[str, Any]] = {
@@ -465,12 +432,9 @@ def test_unsigned_requests_are_refused_with_authentication(tmp_path: Path) -> No
             assert (await a.ask(code, signed("root", "root-secret", fields))).code == Code.SUCCESS, code
         await closed(a)
 
-    root = '{"username":"root","password":"root-secret"}'
-    run(tmp_path, work, authentication_enabled=True, authorization_enabled=True, init_authentication_user=root)
 
-
-def test_replica_info_counts_members_in_and_out_of_sync(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_replica_info_counts_members_in_and_out_of_sync(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a)
         await b.open()
@@ -479,11 +443,9 @@ def test_replica_info_counts_members_in_and_out_of_sync(tmp_path: Path) -> None:
         assert (info.ext["members"], json.loads(info.body)["syncStateSet"]) == ("2", [1])
         await closed(a, b)
 
-    run(tmp_path, work)
 
-
-def test_broker_of_frozen_set_registers_and_can_be_designated(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_broker_of_frozen_set_registers_and_can_be_designated(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         await b.beat(epoch=9)
@@ -498,11 +460,9 @@ def test_broker_of_frozen_set_registers_and_can_be_designated(tmp_path: Path) ->
         assert (answer.code, answer.ext["masterEpoch"]) == (Code.SUCCESS, "10")
         await closed(a, b)
 
-    run(tmp_path, work)
 
-
-def test_repeated_alteration_with_request_id_returns_same_answer(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_repeated_alteration_with_request_id_returns_same_answer(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         ext = {"brokerName": "b", "masterBrokerId": 1, "masterEpoch": 1, "requestId": "r"}
@@ -510,8 +470,6 @@ def test_repeated_alteration_with_request_id_returns_same_answer(tmp_path: Path)
         answers = [await a.ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, ext, body) for _ in range(2)]
         assert [(one.code, one.ext) for one in answers] == [(Code.SUCCESS, {"newSyncStateSetEpoch": "3"})] * 2
         await closed(a, b)
-
-    run(tmp_path, work)
 
 
 @pytest.mark.parametrize(
@@ -548,16 +506,14 @@ def test_repeated_alteration_with_request_id_returns_same_answer(tmp_path: Path)
         (RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"}, b"", Code.REQUEST_CODE_NOT_SUPPORTED),
     ],
 )
-def test_invalid_request_is_refused_and_connection_stays_open(
+async def test_invalid_request_is_refused_and_connection_stays_open(
     tmp_path: Path, code: int, ext: dict[str, str], body: bytes, expected: Code
 ) -> None:
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path) as server:
         a = await FakeBroker(server).open()
         assert (await a.ask(code, ext, body)).code == expected
         assert (await a.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)).code == Code.SUCCESS
         await closed(a)
-
-    run(tmp_path, work)
 
 
 HOSTILE = [
@@ -609,10 +565,10 @@ BODIES = [
 ]
 
 
-def test_hostile_requests_are_answered_and_register_stays_readable(
+async def test_hostile_requests_are_answered_and_register_stays_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path, enable_elect_unclean_master=True) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         asking = sorted(server.codes)
@@ -624,14 +580,9 @@ def test_hostile_requests_are_answered_and_register_stays_readable(
             for code in asking:
                 await a.ask(code, FIELDS, body)
         await closed(a, b)
-
-    run(tmp_path, work, enable_elect_unclean_master=True)
     assert [record for record in caplog.records if "request failed" in record.message] == []
-    run(tmp_path, nothing)
-
-
-async def nothing(server: ControllerManager) -> None:
-    """Do nothing: the start itself proves that the register is readable."""
+    async with controlling(tmp_path):
+        pass  # the start proves that the register is readable
 
 
 class FullDisk(RealDisk):
@@ -646,11 +597,13 @@ class FullDisk(RealDisk):
         super().write_atomic(path, data)
 
 
-def test_election_on_full_disk_is_refused_and_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_election_on_full_disk_is_refused_and_not_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FullDisk()
     monkeypatch.setattr("tests.unit.controller.brokers.RealDisk", lambda: disk)
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         await until(lambda: len(a.told) == 1, "a is told")
@@ -664,17 +617,15 @@ def test_election_on_full_disk_is_refused_and_not_announced(tmp_path: Path, monk
         await until(lambda: [one.ext["masterBrokerId"] for one in a.told] == ["1", "2"], "a is told of b alone")
         await closed(a, b)
 
-    run(tmp_path, work)
 
-
-def test_metadata_has_dialled_or_configured_address(tmp_path: Path) -> None:
+async def test_metadata_has_dialled_or_configured_address(tmp_path: Path) -> None:
     async def told(server: ControllerManager) -> RemotingCommand:
         a = await FakeBroker(server).open()
         answer = await a.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)
         await closed(a)
         return answer
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path / "a") as server:
         address = f"127.0.0.1:{server.port}"
         assert (await told(server)).ext == {
             "group": "neve",
@@ -684,13 +635,9 @@ def test_metadata_has_dialled_or_configured_address(tmp_path: Path) -> None:
             "knowsIncarnations": "true",
             "peers": f"n0:{address};",
         }
-
-    async def named(server: ControllerManager) -> None:
+    async with controlling(tmp_path / "b", controller_dleger_peers="n0-host:0") as server:
         ext = (await told(server)).ext
         assert (ext["controllerLeaderAddress"], ext["peers"]) == ("host:0", "n0:host:0;")
-
-    run(tmp_path / "a", work)
-    run(tmp_path / "b", named, controller_dleger_peers="n0-host:0")
 
 
 @pytest.mark.parametrize("peers", ["n0-a:9878;n1-b:9878", "n1-a:9878", "n0-a", "n0-:1", "a:9878"])
@@ -752,10 +699,10 @@ class Away(FileRegister):
         return await super().get(name)
 
 
-def test_heartbeats_during_register_outage_keep_brokers_alive(tmp_path: Path) -> None:
+async def test_heartbeats_during_register_outage_keep_brokers_alive(tmp_path: Path) -> None:
     register, clock = Away(tmp_path / "register.json", RealDisk(), SYSTEM_THREADS), ManualClock()
 
-    async def work(server: ControllerManager) -> None:
+    async with controlling(tmp_path, clock=clock, register=register) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         register.is_away = True
@@ -772,11 +719,9 @@ def test_heartbeats_during_register_outage_keep_brokers_alive(tmp_path: Path) ->
         assert (info.ext["masterBrokerId"], info.ext["masterEpoch"]) == ("1", "1")
         await closed(a, b)
 
-    run(tmp_path, work, clock=clock, register=register)
 
-
-def test_operator_changes_only_live_settings(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_operator_changes_only_live_settings(tmp_path: Path) -> None:
+    async with controlling(tmp_path) as server:
         a = await FakeBroker(server).open()
         for text, expected in (
             ("enableElectUncleanMaster=true", Code.SUCCESS),
@@ -791,11 +736,9 @@ def test_operator_changes_only_live_settings(tmp_path: Path) -> None:
         assert b"listenPort=0\n" in answer.body
         await closed(a)
 
-    run(tmp_path, work)
 
-
-def test_role_change_notifications_follow_their_setting(tmp_path: Path) -> None:
-    async def work(server: ControllerManager) -> None:
+async def test_role_change_notifications_follow_their_setting(tmp_path: Path) -> None:
+    async with controlling(tmp_path, notify_broker_role_changed=False) as server:
         a, b = FakeBroker(server), FakeBroker(server)
         await in_sync(a, b)
         await a.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=b"notifyBrokerRoleChanged=true")
@@ -803,8 +746,6 @@ def test_role_change_notifications_follow_their_setting(tmp_path: Path) -> None:
         await until(lambda: bool(a.told and b.told), "both are told")
         assert [one.ext["masterEpoch"] for one in (*a.told, *b.told)] == ["2", "2"]
         await closed(a, b)
-
-    run(tmp_path, work, notify_broker_role_changed=False)
 
 
 def test_doctor_checks_a_controller_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

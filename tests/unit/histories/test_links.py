@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -33,9 +33,6 @@ class Far:
         writer.close()
 
 
-Talk = Callable[[Links, Far, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
 @asynccontextmanager
 async def linked(source: str = "client") -> AsyncIterator[tuple[Links, Far, int]]:
     """Run a server behind a link. Without `source`, clients are identified by their process."""
@@ -48,21 +45,22 @@ async def linked(source: str = "client") -> AsyncIterator[tuple[Links, Far, int]
             await links.close()
 
 
-def talk(work: Talk, source: str = "client") -> None:
-    async def main() -> None:
-        async with linked(source) as (links, far, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"hello")
-            await until(lambda: far.got == b"hello", "the first words")
-            await work(links, far, reader, writer)
-            writer.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def conversation(
+    source: str = "client",
+) -> AsyncIterator[tuple[Links, Far, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open a connection over the link, and wait until the server has its first words."""
+    async with linked(source) as (links, far, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"hello")
+        await until(lambda: far.got == b"hello", "the first words")
+        yield links, far, reader, writer
+        writer.close()
 
 
 @pytest.mark.parametrize("source", ["client", ""])
-def test_cut_direction_delivers_its_data_after_healing(source: str) -> None:
-    async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_cut_direction_delivers_its_data_after_healing(source: str) -> None:
+    async with conversation(source) as (links, far, reader, writer):
         links.cut([THERE])
         writer.write(b" late")
         assert far.writer is not None
@@ -72,11 +70,9 @@ def test_cut_direction_delivers_its_data_after_healing(source: str) -> None:
         links.heal()
         await until(lambda: far.got == b"hello late", "what was held")
 
-    talk(work, source)
 
-
-def test_close_is_not_delivered_over_a_cut_link() -> None:
-    async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_close_is_not_delivered_over_a_cut_link() -> None:
+    async with conversation() as (links, far, _reader, writer):
         links.cut([THERE])
         writer.close()
         assert far.writer is not None
@@ -86,11 +82,9 @@ def test_close_is_not_delivered_over_a_cut_link() -> None:
         links.heal()
         await until(lambda: far.is_closed, "the end is told")
 
-    talk(work)
 
-
-def test_healing_that_breaks_connections_delivers_nothing() -> None:
-    async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_healing_that_breaks_connections_delivers_nothing() -> None:
+    async with conversation() as (links, far, reader, writer):
         links.cut([BACK, THERE])
         writer.write(b" late")
         links.heal(breaks=True)
@@ -98,8 +92,6 @@ def test_healing_that_breaks_connections_delivers_nothing() -> None:
         assert far.got == b"hello"
         with pytest.raises((OSError, EOFError)):
             await reader.readexactly(1)
-
-    talk(work)
 
 
 async def test_connection_of_an_unknown_process_is_refused_and_counted() -> None:

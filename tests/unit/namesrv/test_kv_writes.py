@@ -15,47 +15,41 @@ from neve.errors import BrokerError
 from tests.kit.store.gated_disk import GatedDisk
 
 
-def test_cancelled_write_does_not_overlap_or_overwrite_the_next(tmp_path: Path) -> None:
+async def test_cancelled_write_does_not_overlap_or_overwrite_the_next(tmp_path: Path) -> None:
     disk, path = GatedDisk(is_open=False), tmp_path / "kv.json"
 
-    async def main() -> None:
-        manager = KvConfigManager(path, disk)
-        first = asyncio.create_task(manager.put("n", "a", "1"))
-        await asyncio.to_thread(disk.began.wait, 20)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        second = asyncio.create_task(manager.put("n", "b", "2"))
-        asyncio.get_running_loop().call_later(0.2, disk.go.set)
-        await second
-
-    asyncio.run(main())
+    manager = KvConfigManager(path, disk)
+    first = asyncio.create_task(manager.put("n", "a", "1"))
+    await asyncio.to_thread(disk.began.wait, 20)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(manager.put("n", "b", "2"))
+    asyncio.get_running_loop().call_later(0.2, disk.go.set)
+    await second
     assert not disk.overlapped
     again = KvConfigManager(path, RealDisk())
     again.load()
     assert again.get("n", "b") == "2"
 
 
-def test_pending_changes_share_one_write_of_their_namespaces(tmp_path: Path) -> None:
+async def test_pending_changes_share_one_write_of_their_namespaces(tmp_path: Path) -> None:
     disk, path = GatedDisk(is_open=False), tmp_path / "kv.json"
 
-    async def main() -> None:
-        manager = KvConfigManager(path, disk)
-        first = asyncio.create_task(manager.put("other", "a", "1"))
-        await asyncio.to_thread(disk.began.wait, 20)
-        many = [asyncio.create_task(manager.put("n", f"k{number}", "v")) for number in range(500)]
-        many.append(asyncio.create_task(manager.delete("n", "k7")))
-        await asyncio.to_thread(len, b"")  # the tasks begin meanwhile
-        assert manager.namespace("n") is None, "visible once it is durable"
-        disk.go.set()
-        await asyncio.gather(first, *many)
-        assert disk.writes == 2
-        untouched = manager.namespace("other")
-        await manager.put("n", "last", "v")
-        assert manager.namespace("other") is untouched
-        assert len(manager.namespace("n") or {}) == 500
-
-    asyncio.run(main())
+    manager = KvConfigManager(path, disk)
+    first = asyncio.create_task(manager.put("other", "a", "1"))
+    await asyncio.to_thread(disk.began.wait, 20)
+    many = [asyncio.create_task(manager.put("n", f"k{number}", "v")) for number in range(500)]
+    many.append(asyncio.create_task(manager.delete("n", "k7")))
+    await asyncio.to_thread(len, b"")  # the tasks begin meanwhile
+    assert manager.namespace("n") is None, "visible once it is durable"
+    disk.go.set()
+    await asyncio.gather(first, *many)
+    assert disk.writes == 2
+    untouched = manager.namespace("other")
+    await manager.put("n", "last", "v")
+    assert manager.namespace("other") is untouched
+    assert len(manager.namespace("n") or {}) == 500
     again = KvConfigManager(path, RealDisk())
     again.load()
     assert again.get("n", "k7") is None

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,25 +53,23 @@ class NamesrvRig:
         return connection
 
 
-def run(tmp_path: Path, test: Callable[[NamesrvRig], Awaitable[None]], **settings: object) -> None:
-    async def body() -> None:
-        config = NamesrvConfig(listen_port=0, bind_address="127.0.0.1", kv_config_path=str(tmp_path / "d" / "kv.json"))
-        for name, value in settings.items():
-            setattr(config, name, value)
-        clock = ManualClock()
-        controller = NamesrvController(config, clock, RealDisk())
-        await controller.start()
-        try:
-            async with asyncio.timeout(10):
-                await test(NamesrvRig(controller, clock))
-        finally:
-            await controller.shutdown()
-
-    asyncio.run(body())
+@asynccontextmanager
+async def running(tmp_path: Path, **settings: object) -> AsyncIterator[NamesrvRig]:
+    config = NamesrvConfig(listen_port=0, bind_address="127.0.0.1", kv_config_path=str(tmp_path / "d" / "kv.json"))
+    for name, value in settings.items():
+        setattr(config, name, value)
+    clock = ManualClock()
+    controller = NamesrvController(config, clock, RealDisk())
+    await controller.start()
+    try:
+        async with asyncio.timeout(10):
+            yield NamesrvRig(controller, clock)
+    finally:
+        await controller.shutdown()
 
 
-def test_routes_in_both_dialects(tmp_path: Path) -> None:
-    async def test(rig: NamesrvRig) -> None:
+async def test_routes_in_both_dialects(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
         broker = await rig.register()
         client = await rig.connect()
         new = await rig.ask(client, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})
@@ -89,11 +88,9 @@ def test_routes_in_both_dialects(tmp_path: Path) -> None:
         broker.close()
         client.close()
 
-    run(tmp_path, test)
 
-
-def test_every_request_has_its_response(tmp_path: Path) -> None:
-    async def test(rig: NamesrvRig) -> None:
+async def test_every_request_has_its_response(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
         broker = await rig.register()
         ask = rig.ask
         known = await ask(broker, RequestCode.QUERY_DATA_VERSION, BROKER, {"counter": 1})
@@ -120,8 +117,6 @@ def test_every_request_has_its_response(tmp_path: Path) -> None:
         assert (await ask(broker, 10)).code == 3
         broker.close()
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize(
     ("code", "ext", "body", "expected"),
@@ -142,20 +137,18 @@ def test_every_request_has_its_response(tmp_path: Path) -> None:
         (318, {}, b"\xff", 16),
     ],
 )
-def test_refused_request_keeps_the_connection_open(
+async def test_refused_request_keeps_the_connection_open(
     tmp_path: Path, code: int, ext: dict[str, str], body: object, expected: int
 ) -> None:
-    async def test(rig: NamesrvRig) -> None:
+    async with running(tmp_path) as rig:
         connection = await rig.connect()
         assert (await rig.ask(connection, code, ext, body)).code == expected
         assert (await rig.ask(connection, 206)).code == 0
         connection.close()
 
-    run(tmp_path, test)
 
-
-def test_disconnected_or_silent_broker_is_removed(tmp_path: Path) -> None:
-    async def test(rig: NamesrvRig) -> None:
+async def test_disconnected_or_silent_broker_is_removed(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
         broker = await rig.register()
         client = await rig.connect()
         broker.close()
@@ -170,32 +163,27 @@ def test_disconnected_or_silent_broker_is_removed(tmp_path: Path) -> None:
         assert (await rig.ask(client, 105, {"topic": "t"})).code == 17
         client.close()
 
-    run(tmp_path, test)
 
-
-def test_scan_runs_periodically(tmp_path: Path) -> None:
-    async def test(rig: NamesrvRig) -> None:
+async def test_scan_runs_periodically(tmp_path: Path) -> None:
+    async with running(tmp_path, scan_not_active_broker_interval=100) as rig:
         silent = await rig.register()
         gone = asyncio.Event()
         silent.on_close(lambda _: gone.set())
         rig.clock.advance(120_001)
         await gone.wait()
 
-    run(tmp_path, test, scan_not_active_broker_interval=100)
 
-
-def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_path: Path) -> None:
+async def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_path: Path) -> None:
     order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "t", "value": "a:4"}
 
-    async def first(rig: NamesrvRig) -> None:
+    async with running(tmp_path) as rig:
         connection = await rig.connect()
         assert (await rig.ask(connection, RequestCode.PUT_KV_CONFIG, order)).code == 0
         assert (await rig.ask(connection, RequestCode.PUT_KV_CONFIG, {**order, "key": "gone"})).code == 0
         assert (await rig.ask(connection, RequestCode.DELETE_KV_CONFIG, {**order, "key": "gone"})).code == 0
         assert (await rig.ask(connection, RequestCode.DELETE_KV_CONFIG, {**order, "key": "gone"})).code == 0
         connection.close()
-
-    async def second(rig: NamesrvRig) -> None:
+    async with running(tmp_path, order_message_enable=True) as rig:
         connection = await rig.connect()
         assert (await rig.ask(connection, RequestCode.GET_KV_CONFIG, order)).ext == {"value": "a:4"}
         table = await rig.ask(connection, RequestCode.GET_KVLIST_BY_NAMESPACE, order)
@@ -207,19 +195,14 @@ def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_pat
         rig.controller.kv.print_all()
         connection.close()
 
-    run(tmp_path, first)
-    run(tmp_path, second, order_message_enable=True)
 
-
-def test_live_setting_applies_at_once(tmp_path: Path) -> None:
-    async def test(rig: NamesrvRig) -> None:
+async def test_live_setting_applies_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
         connection = await rig.connect()
         assert (await rig.ask(connection, 318, body=b"enableAllTopicList=false\n")).code == 0
         assert (await rig.ask(connection, 206)).code == 1
         assert b"enableAllTopicList=false" in (await rig.ask(connection, 319)).body
         connection.close()
-
-    run(tmp_path, test)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version":2,"configTable":{}}', b'{"configTable":{"a":{"b":1}}}'])
@@ -238,7 +221,7 @@ def test_settings_file_of_rocketmq_is_read(tmp_path: Path) -> None:
     assert manager.get("n", "k") == "v"
 
 
-def test_unchanged_registration_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unchanged_registration_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
     def counted(body: bytes, **more: Any) -> BrokerRegistration:
@@ -247,7 +230,7 @@ def test_unchanged_registration_is_not_parsed_again(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(request_processor, "parse_registration", counted)
 
-    async def test(rig: NamesrvRig) -> None:
+    async with running(tmp_path) as rig:
         broker = await rig.register()
 
         async def again(table: object = TABLE, **ext: str) -> None:
@@ -278,5 +261,3 @@ def test_unchanged_registration_is_not_parsed_again(tmp_path: Path, monkeypatch:
         assert len(read) == 4
         await again(brokerAddr="10.0.0.2:10911")
         assert len(read) == 5
-
-    run(tmp_path, test)

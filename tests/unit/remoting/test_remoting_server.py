@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -84,14 +84,11 @@ async def serving(limits: RemotingLimits | None = None) -> AsyncIterator[Remotin
         await server.shutdown()
 
 
-def run(test: Callable[[RemotingServer], Awaitable[None]], limits: RemotingLimits | None = None) -> None:
-    async def body() -> None:
-        async with asyncio.timeout(10), serving(limits) as server:
-            await test(server)
-
-    asyncio.run(body())
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the event loop of the servers
-        runner.run(body())
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Run the tests on the event loop of the servers, and on asyncio's own."""
+    policy: asyncio.AbstractEventLoopPolicy = request.param()
+    return policy
 
 
 def wire(command: RemotingCommand) -> bytes:
@@ -103,32 +100,26 @@ async def receive(reader: asyncio.StreamReader) -> RemotingCommand:
     return decode_command(await reader.readexactly(length))
 
 
-def test_many_frames_in_one_write_are_answered_in_order() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_many_frames_in_one_write_are_answered_in_order() -> None:
+    async with serving() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"".join(wire(RemotingCommand(ECHO, n, body=b"%d" % n)) for n in range(500)))
         answers = [await receive(reader) for _ in range(500)]
         assert [(answer.opaque, answer.body) for answer in answers] == [(n, b"%d" % n) for n in range(500)]
         writer.close()
 
-    run(body)
 
-
-def test_thousand_requests_of_one_read_are_served_in_order_and_turns() -> None:
-    async def body() -> None:
-        router, heard = RequestRouter(), CallsPerTurn(echo)
-        router.register(ECHO, lambda connection, command: heard(connection, command))  # noqa: PLW0108 - no method
-        server = RemotingServer(router, host="127.0.0.1", port=0)
-        await server.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"".join(wire(RemotingCommand(ECHO, n)) for n in range(1_000)))
-        assert [(await receive(reader)).opaque for _ in range(1_000)] == list(range(1_000))
-        assert heard.most <= 64
-        writer.close()
-        await server.shutdown()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(body())
+async def test_thousand_requests_of_one_read_are_served_in_order_and_turns() -> None:
+    router, heard = RequestRouter(), CallsPerTurn(echo)
+    router.register(ECHO, lambda connection, command: heard(connection, command))  # noqa: PLW0108 - no method
+    server = RemotingServer(router, host="127.0.0.1", port=0)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"".join(wire(RemotingCommand(ECHO, n)) for n in range(1_000)))
+    assert [(await receive(reader)).opaque for _ in range(1_000)] == list(range(1_000))
+    assert heard.most <= 64
+    writer.close()
+    await server.shutdown()
 
 
 class Nowhere(asyncio.Transport):
@@ -162,8 +153,8 @@ async def test_requests_received_before_a_disconnect_are_served(ending: str) -> 
     assert heard == list(range(300))
 
 
-def test_frame_is_assembled_byte_by_byte() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_frame_is_assembled_byte_by_byte() -> None:
+    async with serving() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         for value in wire(RemotingCommand(ECHO, 3, serialize_type=1, ext={"k": "v"})):
             writer.write(bytes([value]))
@@ -171,8 +162,6 @@ def test_frame_is_assembled_byte_by_byte() -> None:
         answer = await receive(reader)
         assert (answer.opaque, answer.ext, answer.serialize_type) == (3, {"k": "v"}, 1)
         writer.close()
-
-    run(body)
 
 
 @pytest.mark.parametrize(
@@ -187,10 +176,10 @@ def test_frame_is_assembled_byte_by_byte() -> None:
         (BAD_ANSWER, b"", 1, "header"),
     ],
 )
-def test_each_request_is_answered_and_the_connection_stays_open(
+async def test_each_request_is_answered_and_the_connection_stays_open(
     code: int, sent: bytes, expected: int, remark: str
 ) -> None:
-    async def body(server: RemotingServer) -> None:
+    async with serving() as server:
         connection = await open_connection("127.0.0.1", server.port)
         answer = await connection.invoke(RemotingCommand(code, body=sent), 5)
         assert answer.code == expected
@@ -198,50 +187,42 @@ def test_each_request_is_answered_and_the_connection_stays_open(
         assert (await connection.invoke(RemotingCommand(ECHO, body=b"alive"), 5)).body == b"alive"
         connection.close()
 
-    run(body)
-
 
 @pytest.mark.parametrize("code", [ECHO, BOOM, REFUSE, SLOW, 9999])
-def test_one_way_is_never_answered(code: int) -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_one_way_is_never_answered(code: int) -> None:
+    async with serving() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(wire(RemotingCommand(code, 1, flag=2)) + wire(RemotingCommand(SLOW, 2)))
         assert (await receive(reader)).opaque == 2
         writer.close()
         assert await reader.read() == b""
 
-    run(body)
 
-
-def test_server_sends_requests_to_its_client() -> None:
+async def test_server_sends_requests_to_its_client() -> None:
     def client_side(_: Connection, command: RemotingCommand) -> Answer:
         return RemotingCommand.response(command, 0, body=b"from the client")
 
-    async def body(server: RemotingServer) -> None:
+    async with serving() as server:
         connection = await open_connection("127.0.0.1", server.port, handler=client_side)
         answer = await connection.invoke(RemotingCommand(ASK), 5)
         assert answer.body == b"from the client"
         connection.close()
 
-    run(body)
-
 
 @pytest.mark.parametrize(
     "data", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n", struct.pack(">ii", 4, 0), b"\xff" * 8]
 )
-def test_invalid_data_closes_connection_after_valid_frames_are_answered(data: bytes) -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_invalid_data_closes_connection_after_valid_frames_are_answered(data: bytes) -> None:
+    async with serving() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(wire(RemotingCommand(ECHO, 8)) + data)
         assert (await receive(reader)).opaque == 8
         assert await reader.read() == b""
         writer.close()
 
-    run(body)
 
-
-def test_connections_with_unfinished_frames_or_idle_are_closed() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_connections_with_unfinished_frames_are_closed() -> None:
+    async with serving(RemotingLimits(frame_seconds=0.05)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(wire(RemotingCommand(ECHO, 8)) + b"\x00")
         assert (await receive(reader)).opaque == 8
@@ -249,27 +230,25 @@ def test_connections_with_unfinished_frames_or_idle_are_closed() -> None:
             await _read_to_reset(reader)
         writer.close()
 
-    run(body, RemotingLimits(frame_seconds=0.05))
-    run(_idle, RemotingLimits(idle_seconds=0.05))
-
 
 async def _read_to_reset(reader: asyncio.StreamReader) -> None:
     if await reader.read() == b"":
         raise ConnectionResetError
 
 
-async def _idle(server: RemotingServer) -> None:
-    connection = await open_connection("127.0.0.1", server.port)
-    gone = asyncio.Event()
-    connection.on_close(lambda _: gone.set())
-    await gone.wait()
-    assert connection.is_closed
-    connection.on_close(lambda _: gone.clear())
-    assert not gone.is_set()
+async def test_idle_connections_are_closed() -> None:
+    async with serving(RemotingLimits(idle_seconds=0.05)) as server:
+        connection = await open_connection("127.0.0.1", server.port)
+        gone = asyncio.Event()
+        connection.on_close(lambda _: gone.set())
+        await gone.wait()
+        assert connection.is_closed
+        connection.on_close(lambda _: gone.clear())
+        assert not gone.is_set()
 
 
-def test_lost_connection_fails_waiting_requests() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_lost_connection_fails_waiting_requests() -> None:
+    async with serving() as server:
         asked = asyncio.Event()
 
         def never_answer(_: Connection, command: RemotingCommand) -> Answer:
@@ -286,11 +265,9 @@ def test_lost_connection_fails_waiting_requests() -> None:
         with pytest.raises(ConnectionError):
             await connection.invoke(RemotingCommand(ECHO), 5)
 
-    run(body)
 
-
-def test_connections_above_the_limit_are_refused() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_connections_above_the_limit_are_refused() -> None:
+    async with serving(RemotingLimits(max_connections=1)) as server:
         first = await open_connection("127.0.0.1", server.port)
         await first.invoke(RemotingCommand(ECHO), 5)
         second = await open_connection("127.0.0.1", server.port)
@@ -300,21 +277,17 @@ def test_connections_above_the_limit_are_refused() -> None:
         assert (await first.invoke(RemotingCommand(ECHO), 5)).code == 0
         first.close()
 
-    run(body, RemotingLimits(max_connections=1))
 
-
-def test_in_flight_limit_pauses_and_resumes() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_in_flight_limit_pauses_and_resumes() -> None:
+    async with serving(RemotingLimits(max_in_flight=2)) as server:
         connection = await open_connection("127.0.0.1", server.port)
         answers = await asyncio.gather(*(connection.invoke(RemotingCommand(SLOW), 5) for _ in range(200)))
         assert {answer.body for answer in answers} == {b"slow"}
         connection.close()
 
-    run(body, RemotingLimits(max_in_flight=2))
 
-
-def test_slow_reader_receives_all_answers() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_slow_reader_receives_all_answers() -> None:
+    async with serving(RemotingLimits(write_high_water=64 * 1024)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         payload = b"x" * 200_000
         sending = asyncio.create_task(_send_many(writer, payload, 60))
@@ -323,11 +296,9 @@ def test_slow_reader_receives_all_answers() -> None:
         assert all(answer.body == payload for answer in answers)
         writer.close()
 
-    run(body, RemotingLimits(write_high_water=64 * 1024))
 
-
-def test_peer_that_never_reads_is_disconnected() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_peer_that_never_reads_is_disconnected() -> None:
+    async with serving(RemotingLimits(write_high_water=64 * 1024, max_unwritten=1 << 20)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
         writer.write(wire(RemotingCommand(ECHO, 1)))
         await receive(reader)
@@ -341,8 +312,6 @@ def test_peer_that_never_reads_is_disconnected() -> None:
             await asyncio.to_thread(len, b"")
         await gone.wait()
         writer.transport.abort()
-
-    run(body, RemotingLimits(write_high_water=64 * 1024, max_unwritten=1 << 20))
 
 
 async def _send_many(writer: asyncio.StreamWriter, payload: bytes, count: int) -> None:
@@ -418,8 +387,8 @@ async def test_changing_request_completes_after_a_disconnect() -> None:
     assert change.ends == ["done"]
 
 
-def test_unfinished_frames_share_a_memory_limit() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_unfinished_frames_share_a_memory_limit() -> None:
+    async with serving(RemotingLimits(max_unfinished=1 << 20)) as server:
         good = await open_connection("127.0.0.1", server.port)
         held = [await _unfinished(server, 100_000) for _ in range(30)]
         assert server.unfinished.bytes <= 1 << 20
@@ -432,8 +401,6 @@ def test_unfinished_frames_share_a_memory_limit() -> None:
         for _, writer in held:
             writer.transport.abort()
         await until(lambda: (server.unfinished.bytes, len(server.unfinished)) == (0, 0))
-
-    run(body, RemotingLimits(max_unfinished=1 << 20))
 
 
 async def _unfinished(server: RemotingServer, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -481,15 +448,13 @@ def test_buffered_pieces_count_with_their_overhead() -> None:
     assert decoder.held == 0
 
 
-def test_long_name_in_a_remark_is_shortened() -> None:
-    async def body(server: RemotingServer) -> None:
+async def test_long_name_in_a_remark_is_shortened() -> None:
+    async with serving() as server:
         connection = await open_connection("127.0.0.1", server.port)
         answer = await connection.invoke(RemotingCommand(NAMED, ext={"topic": "x" * 1_000_000}), 5)
         assert answer.code == 17
         assert 1000 < len(answer.remark or "") < 10_000
         connection.close()
-
-    run(body)
 
 
 class RecordingTransport(asyncio.Transport):

@@ -90,7 +90,7 @@ def test_power_cut_during_truncation_keeps_old_or_new_log_end(place: str, seed: 
     assert [again.max_offset("orders", queue) for queue in range(8)] == [messages] * 8
 
 
-def test_cancelled_truncation_is_completed() -> None:
+async def test_cancelled_truncation_is_completed() -> None:
     disk = SimDisk()
     slave, shared = followed(disk, 8)
     begun, may_go_on = threading.Event(), threading.Event()
@@ -100,16 +100,13 @@ def test_cancelled_truncation_is_completed() -> None:
         await asyncio.to_thread(may_go_on.wait, 60)
         await asyncio.to_thread(part)
 
-    async def main() -> None:
-        cut = asyncio.create_task(run_beside(slave.truncation(shared, epoch=1, floor=shared), run))
-        while not begun.is_set():
-            await asyncio.sleep(0)
-        cut.cancel()
-        may_go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await cut
-
-    asyncio.run(main())
+    cut = asyncio.create_task(run_beside(slave.truncation(shared, epoch=1, floor=shared), run))
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    cut.cancel()
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await cut
     assert slave.max_physical_offset == shared
     assert slave.is_following
     assert opened(disk.copy()).max_physical_offset == shared
@@ -312,7 +309,7 @@ def test_budget_of_new_queue_files_holds_after_a_truncation() -> None:
         queue.make_room()
 
 
-def test_periodic_work_does_not_wait_for_a_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_periodic_work_does_not_wait_for_a_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that waits for a minute is reported as hanging."""
     slave, shared = followed(SimDisk(), 8)
     begun, may_end, recover = threading.Event(), threading.Event(), MessageStore._recover
@@ -324,17 +321,14 @@ def test_periodic_work_does_not_wait_for_a_truncation(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(MessageStore, "_recover", slow)
 
-    async def main() -> None:
-        cut = asyncio.create_task(run_beside(slave.truncation(shared, epoch=1, floor=shared), asyncio.to_thread))
-        try:
-            await asyncio.to_thread(begun.wait, 60)
-            await asyncio.wait_for(asyncio.to_thread(slave.prepare_next), 30)
-            slave.after_flush(await asyncio.wait_for(asyncio.to_thread(slave.flush), 30))
-            assert not slave.wants_upkeep
-            assert not cut.done()
-        finally:
-            may_end.set()
-        assert await cut is not None
-
-    asyncio.run(main())
+    cut = asyncio.create_task(run_beside(slave.truncation(shared, epoch=1, floor=shared), asyncio.to_thread))
+    try:
+        await asyncio.to_thread(begun.wait, 60)
+        await asyncio.wait_for(asyncio.to_thread(slave.prepare_next), 30)
+        slave.after_flush(await asyncio.wait_for(asyncio.to_thread(slave.flush), 30))
+        assert not slave.wants_upkeep
+        assert not cut.done()
+    finally:
+        may_end.set()
+    assert await cut is not None
     assert slave.max_physical_offset == shared
