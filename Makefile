@@ -11,7 +11,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -63,6 +63,13 @@ test-spark: servers ## of them, those of Spark
 
 test-own: servers ## of them, all others
 	$(BIN)/python -m tests.suite $(LATER) own --durations=15 --ignore=tests/interop $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
+
+PACKAGES := neve pyspark_neve infra access controller namesrv tiered lifecycle broker
+
+coverage: setup ## branch coverage of the unit tests, by package in percent; `.venv/bin/coverage html` shows the lines
+	$(BIN)/coverage run -m pytest -q tests/unit
+	@for package in $(PACKAGES); do \
+	  printf '%-14s %s\n' $$package $$($(BIN)/coverage report --format=total --precision=1 --include="$$package/*"); done
 
 identity: setup ## 100,000 messages of all shapes, about 2 GiB, and as many that are compacted twice: hot bytes, cold bytes and Spark's view are equal
 	$(BIN)/python -m tests.kit.server.go_build minio
@@ -158,4 +165,4 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python -m bench.spark
 
 clean: ## remove what the commands made
-	rm -rf $(VENV) $(VENV)-lock $(VENV)-duckdb $(VENV)-delta .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock $(VENV)-duckdb $(VENV)-delta .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
