@@ -71,9 +71,11 @@ def texts_of_python(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
                 for value in values:
                     if isinstance(value, ast.Constant) and isinstance(value.value, str):
                         yield value.lineno, value.value
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string.lstrip("#: ")
+    # Tokens are slow: only of a file in which the rest of some line after a "#" breaks a rule.
+    if any(any(findings(line.partition("#")[2].lstrip("#: "))) for line in source.splitlines() if "#" in line):
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string.lstrip("#: ")
 
 
 def texts_of_page(source: str) -> Iterator[tuple[int, str]]:
@@ -93,11 +95,6 @@ def package_of(path: Path) -> str:
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@cache
 def files() -> tuple[Path, ...]:
     tops = [*(ROOT / name for name in DISTRIBUTED), ROOT / "tests", ROOT / "bench", ROOT / "examples"]
     pages = [
@@ -110,46 +107,43 @@ def files() -> tuple[Path, ...]:
 def found() -> dict[str, list[str]]:
     """Return the findings of each kind in each package, by `package: kind`."""
     all_findings: dict[str, list[str]] = defaultdict(list)
+    classes: dict[str, list[str]] = defaultdict(list)
     for path in files():
-        source = path.read_text()
-        texts = texts_of_python(source, tree_of(path)) if path.suffix == ".py" else texts_of_page(source)
-        for line, text in texts:
+        source, name = path.read_text(), str(path.relative_to(ROOT))
+        # Trees are not kept: the collector of cycles would walk all of them again and again.
+        tree = ast.parse(source) if path.suffix == ".py" else None
+        for line, text in texts_of_python(source, tree) if tree else texts_of_page(source):
             for rule, sentence in findings(text):
-                all_findings[f"{package_of(path)}: {rule}"].append(f"{path.relative_to(ROOT)}:{line}: {sentence}")
-    all_findings["tests: name over 70 characters"] = list(long_test_names())
-    all_findings["tests: import of a test module"] = list(imports_of_test_modules())
-    all_findings["distribution: class name used twice"] = list(classes_of_one_name())
+                all_findings[f"{package_of(path)}: {rule}"].append(f"{name}:{line}: {sentence}")
+        if tree and name.startswith("tests/"):
+            all_findings["tests: name over 70 characters"] += (
+                f"{name}:{line}: {test}" for line, test in long_test_names(tree)
+            )
+            all_findings["tests: import of a test module"] += (
+                f"{name}:{line}: {module}" for line, module in imports_of_test_modules(tree)
+            )
+        elif tree and path.relative_to(ROOT).parts[0] in DISTRIBUTED:
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    classes[node.name].append(name)
+    all_findings["distribution: class name used twice"] = [
+        f"{name}: {', '.join(paths)}" for name, paths in sorted(classes.items()) if len(paths) > 1
+    ]
     return dict(all_findings)
 
 
-def long_test_names() -> Iterator[str]:
-    for path in files():
-        if path.name.startswith("test_"):
-            for node in ast.walk(tree_of(path)):
-                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test_"):
-                    continue
-                if len(node.name) > LONGEST_TEST_NAME:
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+def long_test_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test_"):
+            continue
+        if len(node.name) > LONGEST_TEST_NAME:
+            yield node.lineno, node.name
 
 
-def imports_of_test_modules() -> Iterator[str]:
-    for path in files():
-        if path.is_relative_to(ROOT / "tests"):
-            for node in ast.walk(tree_of(path)):
-                if isinstance(node, ast.ImportFrom) and node.module and re.search(r"(^|\.)test_\w+$", node.module):
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}"
-
-
-def classes_of_one_name() -> Iterator[str]:
-    places = defaultdict(list)
-    for path in files():
-        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in DISTRIBUTED:
-            for node in tree_of(path).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    places[node.name].append(str(path.relative_to(ROOT)))
-    for name, paths in sorted(places.items()):
-        if len(paths) > 1:
-            yield f"{name}: {', '.join(paths)}"
+def imports_of_test_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and re.search(r"(^|\.)test_\w+$", node.module):
+            yield node.lineno, node.module
 
 
 def test_no_package_exceeds_its_limit_of_findings() -> None:
