@@ -43,16 +43,14 @@ from typing import Any
 
 import msgspec
 
-from broker.ha.confirm import Confirm, ConfirmRules, SyncStateSet
+from broker.ha.confirm import Confirm, SyncStateSet
 from broker.ha.member_events import (
     Action,
-    Alter,
     AlterRefused,
     Answer,
     ApplyBrokerId,
     ArchiveSettled,
     AskNextBrokerId,
-    AskReplicaInfo,
     BeginEpoch,
     BrokerIdApplied,
     BrokerIdLost,
@@ -70,7 +68,6 @@ from broker.ha.member_events import (
     Follow,
     HandOver,
     Heartbeat,
-    Life,
     MasterSettled,
     MetadataSynced,
     NextBrokerId,
@@ -86,9 +83,11 @@ from broker.ha.member_events import (
     SyncMetadata,
     Tell,
     Tick,
-    View,
     Withdraw,
 )
+from broker.ha.member_record import MemberRecord
+from broker.ha.member_requests import MemberRequests
+from broker.ha.member_rules import MemberRules
 
 
 class State(Enum):
@@ -105,38 +104,8 @@ class State(Enum):
     REFUSED = "refused"
 
 
-class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a member. Times are in seconds."""
-
-    confirm: ConfirmRules
-    acknowledges_from_memory: bool = True  # ASYNC_FLUSH: after a crash this member may lack bytes that it acknowledged
-    is_alone: bool = False  # the set has no other member
-    set_exists: bool = False  # the set had a master: a controller that knows of none has lost its state
-    heartbeat_every: float = 1.0
-    ask_again_after: float = 1.0  # without an answer
-    # 1004, if there is no other reason for one: an async master has to hear from another process in `cut_off_after`
-    poll_every: float = 1.0
-    # 1003, in normal operation: a delayed one of a former life may have arrived after this life's
-    register_every: float = 5.0
-    save_confirm_every: float = 1.0
-    hand_over_within: float = 1.0
-
-
-def begin_life(saved: Saved, new_incarnation: str, rules: MemberRules, *, is_copy: bool = False) -> Saved:
-    """Return the state that a start saves before it does anything else.
-
-    `is_copy`: the directory has moved, so it is a backup or a copy. The original may be alive, and may have
-    acknowledged more. This member starts as a new one, with its log.
-    """
-    if is_copy:
-        saved = msgspec.structs.replace(saved, broker_id=0, check_code="", incarnation="", starts=0)
-    may_lack = not saved.clean and rules.acknowledges_from_memory
-    incarnation = new_incarnation if may_lack or not saved.incarnation else saved.incarnation
-    return msgspec.structs.replace(saved, incarnation=incarnation, starts=saved.starts + 1, clean=False)
-
-
 @dataclass(slots=True)
-class _HandOver:
+class _Switchover:
     """A switchover: log and tables are replicated to the target, then it is designated, then its role is read."""
 
     target: int
@@ -152,56 +121,38 @@ ConfirmOf = Callable[..., Confirm]
 class Member:
     """One life of a member. Only `happens` changes it, and the reports of slaves that go to `confirming`."""
 
-    def __init__(
-        self,
-        saved: Saved,
-        rules: MemberRules,
-        *,
-        process: str,
-        address: str,
-        check_code: str,
-        confirm_of: ConfirmOf = Confirm,
-    ) -> None:
-        """Create a member.
+    def __init__(self, rules: MemberRules, *, process: str, address: str, confirm_of: ConfirmOf = Confirm) -> None:
+        """Create a member without an id, whose life has not begun."""
+        self.rules, self.address, self._confirm_of = rules, address, confirm_of
+        self.record = MemberRecord(Saved(), process)
+        self.role = self.record.view  # the view under which it acts
+        self.confirming: Confirm | None = None  # while it is master: progress of the slaves
+        self._requests = MemberRequests(rules, process)
+        self._used_epoch = 0  # taken by former lives, or as master by this one
+        self._confirm = self._end = 0
+        self._switchover: _Switchover | None = None
+        self._is_under_stock = False  # the controllers are Apache's
+        self.state = State.NAMELESS
+
+    def begin(self, saved: Saved, check_code: str) -> None:
+        """Begin the life. Called once, before any event.
 
         `saved` is the result of `begin_life`, and is on the disk. `check_code` is address;millis, for a directory that
         has none yet.
         """
-        self.rules = rules
-        self.saved = saved if saved.check_code else msgspec.structs.replace(saved, check_code=check_code)
-        self.process, self.address = process, address
-        known = frozenset(saved.sync_state_set)
-        self.view = View(saved.master_epoch, saved.sync_state_set_epoch, known)  # the newest
-        self.role = self.view  # the one under which it acts
-        self.confirming: Confirm | None = None  # while it is master: progress of the slaves
-        self._used_epoch = saved.master_epoch  # taken by former lives, or as master by this one
-        self._confirm = saved.confirm
-        self._end = 0
-        self._confirm_of = confirm_of
-        self._due: dict[type, float] = {}
-        self._asks = 0
-        self._altering: Alter | None = None  # the last 1001
-        self._requests = 0
-        self._hand_over: _HandOver | None = None
-        self._is_under_stock = False  # the controllers are Apache's
+        if not saved.check_code:
+            saved = msgspec.structs.replace(saved, check_code=check_code)
+        self.record = MemberRecord(saved, self.record.process)
+        self.role = self.record.view
+        self._used_epoch, self._confirm = saved.master_epoch, saved.confirm
         self.state = State.UNREGISTERED if saved.broker_id else State.NAMELESS
 
-    # # -- queries
+    # -- queries
 
     @property
     def broker_id(self) -> int:
         """Return the id; 0: none yet."""
-        return self.saved.broker_id
-
-    @property
-    def check_code(self) -> str:
-        """Return the code with which this directory applies for ids."""
-        return self.saved.check_code
-
-    @property
-    def life(self) -> Life:
-        """Return the life as it is sent to controllers and masters."""
-        return Life(self.saved.broker_id, self.saved.incarnation, self.saved.starts, self.process)
+        return self.record.saved.broker_id
 
     @property
     def confirm(self) -> int:
@@ -227,29 +178,19 @@ class Member:
     @property
     def hands_over_to(self) -> int | None:
         """Return the target of the pending switchover; None: there is none."""
-        return None if self._hand_over is None else self._hand_over.target
-
-    @property
-    def is_in_sync(self) -> bool:
-        """Return whether this member has all confirmed bytes. Only then can a reader rely on the end of a queue."""
-        return self.broker_id in self.view.sync_state_set
+        return None if self._switchover is None else self._switchover.target
 
     @property
     def is_to_join(self) -> bool:
         """Return whether it has no part of the existing set's log yet, and no master of that set is known."""
-        view = self.view
+        view = self.record.view
         return self.rules.set_exists and view.master is None and view.master_epoch == 0
-
-    @property
-    def may_lack_archived(self) -> bool:
-        """Return whether this master may lack archived bytes, because the members it was elected from may lack them."""
-        return self.saved.may_lack_archived
 
     def end_life(self) -> Saved:
         """Return the state that a stop saves last, after the log is synced."""
-        return msgspec.structs.replace(self._saved_now(), clean=True)
+        return self.record.updated(self.confirm, clean=True)
 
-    # # -- events
+    # -- events
 
     def happens(self, event: Event, now: float) -> list[Action]:
         """Return the actions for an event. The caller does them in this order, each completely before the next."""
@@ -262,35 +203,31 @@ class Member:
         self._is_under_stock = True
         return []
 
-    def _nameless_tick(self, event: Tick, now: float) -> list[Action]:
-        return [AskNextBrokerId()] if self._is_due(AskNextBrokerId, now, self.rules.ask_again_after) else []
-
-    def _apply(self, event: NextBrokerId, now: float) -> list[Action]:
-        return [ApplyBrokerId(event.broker_id, self.check_code)]
-
     def _named(self, event: BrokerIdApplied, now: float) -> list[Action]:
         self.state = State.UNREGISTERED
-        self.saved = msgspec.structs.replace(self.saved, broker_id=event.broker_id)
-        return [Save(self.saved), *self._unregistered_tick(Tick(self._end), now)]
+        record = self.record
+        record.saved = msgspec.structs.replace(record.saved, broker_id=event.broker_id)
+        return [Save(record.saved), *self._unregistered_tick(Tick(self._end), now)]
 
     def _unregistered_tick(self, event: Tick, now: float) -> list[Action]:
         self._end = event.end
-        return [Register(self.life, self.check_code)] if self._is_due(Register, now, self.rules.ask_again_after) else []
+        wanted: Action = AskNextBrokerId() if self.state is State.NAMELESS else self._register
+        return [wanted] if self._requests.is_due(type(wanted), now, self.rules.ask_again_after) else []
 
     def _registered(self, event: Registered, now: float) -> list[Action]:
         self.state = State.WAITING
-        self._due[Register] = now + self.rules.register_every
+        self._requests.registered(now)
         seen = self._seen(Seen(event.view), now) if event.view is not None else []
-        return [*([] if self._is_silent else [self._heartbeat()]), *seen]
+        return [*([] if self._is_silent else [self._heartbeat]), *seen]
 
     def _apply_again(self, event: NotRegistered, now: float) -> list[Action]:
         """Apply for the own id again, which is free unless another directory has it.
 
         The controller's state was reset to before this member joined.
         """
-        if not self._is_due(NotRegistered, now, self.rules.ask_again_after):
+        if not self._requests.is_due(NotRegistered, now, self.rules.ask_again_after):
             return []
-        return [ApplyBrokerId(self.broker_id, self.check_code), Register(self.life, self.check_code)]
+        return [ApplyBrokerId(self.broker_id, self.record.saved.check_code), self._register]
 
     def _lose_id(self, event: BrokerIdLost, now: float) -> list[Action]:
         """Become a new member that keeps its log, because the id is another directory's."""
@@ -299,18 +236,16 @@ class Member:
         self._step_down()
         self.state = State.NAMELESS
         # either itself, or the other directory, whose address this answer doesn't have
-        if self.view.master == self.broker_id:
-            self.view = msgspec.structs.replace(self.view, master=None, master_address="")
-        self.saved = msgspec.structs.replace(self._saved_now(), broker_id=0)
-        return [Answer(), StopFollowing(), DropSlaves(), Save(self.saved), *self._nameless_tick(Tick(self._end), now)]
+        record = self.record
+        if record.view.master == self.broker_id:
+            record.view = msgspec.structs.replace(record.view, master=None, master_address="")
+        save = record.save(self.confirm, broker_id=0)
+        return [Answer(), StopFollowing(), DropSlaves(), save, *self._unregistered_tick(Tick(self._end), now)]
 
     def _refuse(self, event: Disowned, now: float) -> list[Action]:
-        return self._refused(event.reason)
-
-    def _refused(self, reason: str) -> list[Action]:
         self._step_down()
         self.state = State.REFUSED
-        return [Answer(), StopFollowing(), DropSlaves(), Tell(reason)]
+        return [Answer(), StopFollowing(), DropSlaves(), Tell(event.reason)]
 
     def _registered_again(self, event: Registered, now: float) -> list[Action]:
         return [] if event.view is None else self.happens(Seen(event.view), now)
@@ -318,36 +253,13 @@ class Member:
     # -- views of the set
 
     def _seen(self, event: Seen, now: float) -> list[Action]:
-        view = event.view
-        if view.pair < self.view.pair:
+        if event.view.pair < self.record.view.pair:
             return []  # a slow answer
-        self._take_view(view)
-        actions = self._save_pair()
+        self.record.take_view(event.view)
+        actions: list[Action] = [*self.record.save_pair(self.confirm)]
         if self.confirming is not None:
             return self._seen_as_master(event, actions, now)
-        return actions + self._take_role(now)
-
-    def _seen_while_turning(self, event: Seen, now: float) -> list[Action]:
-        if event.view.pair < self.view.pair:
-            return []
-        self._take_view(event.view)
-        return self._save_pair()
-
-    def _take_view(self, view: View) -> None:
-        """Take a newer view, and derive from it whether this member may lack archived bytes.
-
-        An election alone gives no member any bytes. A member that is in sync with itself as master, or without a
-        master, has the archived bytes only if it was in sync before. A member that is in sync with another master has
-        what that one has. That includes all archived bytes if the log records that the master has settled its archive.
-        """
-        known, self.view = self.view, view
-        may_lack = self.may_lack_archived
-        if self.broker_id in view.sync_state_set:
-            if view.master not in (None, self.broker_id):
-                may_lack = self.saved.settled_in != view.master_epoch
-            elif not _has_stayed_in_sync(self.broker_id, known, view):
-                may_lack = True
-        self.saved = msgspec.structs.replace(self.saved, may_lack_archived=may_lack)
+        return actions if self.state in _TURNING else actions + self._take_role(now)
 
     def _seen_as_master(self, event: Seen, actions: list[Action], now: float) -> list[Action]:
         """Check in `Confirm` whether this member is still the master. If not, stop acknowledging at once."""
@@ -358,10 +270,10 @@ class Member:
         if not is_displaced and confirming.read(view.master_epoch, members, now, forgets_in_place=self._is_under_stock):
             confirming.controller_heard(now)
             self.role = view
-            if self._altering is not None and not confirming.is_altering:
-                self._altering = None
-            hand_over = self._hand_over
-            if hand_over is not None and hand_over.ask and event.ask >= hand_over.ask:
+            if not confirming.is_altering:
+                self._requests.altered()
+            switchover = self._switchover
+            if switchover is not None and switchover.ask and event.ask >= switchover.ask:
                 self._resume()
             return actions
         self._step_down()
@@ -371,36 +283,21 @@ class Member:
     def _step_down(self) -> None:
         """End the term: no record is acknowledged from here on."""
         self._confirm = self.confirm
-        self.confirming = self._altering = self._hand_over = None
-
-    def _save_pair(self) -> list[Action]:
-        if self.view.pair <= (self.saved.master_epoch, self.saved.sync_state_set_epoch):
-            return []
-        self.saved = self._saved_now()
-        return [Save(self.saved)]
-
-    def _saved_now(self) -> Saved:
-        view = self.view
-        return msgspec.structs.replace(
-            self.saved,
-            master_epoch=view.master_epoch,
-            sync_state_set_epoch=view.sync_state_set_epoch,
-            sync_state_set=tuple(sorted(view.sync_state_set)),
-            confirm=self.confirm,
-        )
+        self.confirming = self._switchover = None
+        self._requests.altered()
 
     def _take_role(self, now: float) -> list[Action]:
         """Take the role of the newest view. For states that wait for a role or follow another master."""
-        view = self.view
+        view = self.record.view
         is_own = view.master == self.broker_id
         if is_own and view.master_address != self.address:
             return []  # another process has this id: a copy of the directory, or its original
         if self._is_silent:
-            return [Withdraw()] if self._is_due(Withdraw, now, self.rules.register_every) else []
+            return [Withdraw()] if self._requests.is_due(Withdraw, now, self.rules.register_every) else []
         if self.is_to_join:
             return []
         if view.master is None or (is_own and view.master_epoch <= self._used_epoch):
-            return [Elect()] if self._is_due(Elect, now, self.rules.ask_again_after) else []
+            return [Elect()] if self._requests.is_due(Elect, now, self.rules.ask_again_after) else []
         is_news = self.state is State.WAITING or (view.master, view.master_epoch) != (
             self.role.master,
             self.role.master_epoch,
@@ -437,28 +334,17 @@ class Member:
             now=now,
             is_alone=self.rules.is_alone,
         )
-        return self._seen_as_master(Seen(self.view), [], now)
+        return self._seen_as_master(Seen(self.record.view), [], now)
 
-    def _settled(self, event: ArchiveSettled, now: float) -> list[Action]:
-        """Record that the log continues above all offsets that the archive names."""
-        if not self.may_lack_archived or event.epoch != self.role.master_epoch:
-            return []
-        self.saved = msgspec.structs.replace(self._saved_now(), may_lack_archived=False)
-        return [Save(self.saved)]
+    def _archive_settled(self, event: ArchiveSettled, now: float) -> list[Action]:
+        return [*self.record.archive_settled(self.confirm)] if event.epoch == self.role.master_epoch else []
 
     # -- as slave
 
     def _master_settled(self, event: MasterSettled, now: float) -> list[Action]:
-        view = self.view
-        if event.epoch != self.role.master_epoch or event.epoch == self.saved.settled_in:
+        if event.epoch != self.role.master_epoch:
             return []
-        is_in_sync_with_it = event.epoch == view.master_epoch and view.master is not None and self.is_in_sync
-        self.saved = msgspec.structs.replace(
-            self._saved_now(),
-            settled_in=event.epoch,
-            may_lack_archived=self.may_lack_archived and not is_in_sync_with_it,
-        )
-        return [Save(self.saved)]
+        return [*self.record.master_settled(event.epoch, self.confirm)]
 
     def _confirm_heard(self, event: ConfirmHeard, now: float) -> list[Action]:
         self._confirm = max(self._confirm, event.offset)
@@ -468,160 +354,103 @@ class Member:
         # An `async` master confirms its own end. Bytes that it alone has are truncated and kept in a file: the mode
         # allows it.
         if self.rules.confirm.waits and event.to < event.floor:
-            return self._refused(
-                f"the log parts from its master's at {event.to}, below {event.floor}, which was confirmed"
-            )
+            reason = f"the log parts from its master's at {event.to}, below {event.floor}, which was confirmed"
+            return self._refuse(Disowned(reason), now)
         self._confirm = min(self._confirm, event.to)
         return [Cut(event.to)]
 
     def _slave_tick(self, event: Tick, now: float) -> list[Action]:
-        self._end = event.end
-        actions = [*self._regular(now), *self._save_confirm(now)]
-        if self.view.master is None or self.state is State.WAITING:
+        actions = [*self._tick(event, now), *self._save_confirm(now)]
+        if self.record.view.master is None or self.state is State.WAITING:
             actions += self._take_role(now)
         return actions
-
-    def _turning_tick(self, event: Tick, now: float) -> list[Action]:
-        self._end = event.end
-        return self._regular(now)
 
     # -- as master
 
     def _master_tick(self, event: Tick, now: float) -> list[Action]:
-        self._end = event.end
-        return [*self._regular(now), *self._save_confirm(now), *self._steer(now), *self._go_on_handing_over(now)]
-
-    def _steer(self, now: float) -> list[Action]:
-        """Return the requests that change the SSS."""
-        confirming = self.confirming
+        actions, confirming = [*self._tick(event, now), *self._save_confirm(now)], self.confirming
         assert confirming is not None
-        if not confirming.is_altering:
-            wish = None if self._hand_over is not None else confirming.wish(now)
-            return [] if wish is None else [self._alter(wish, now)]
-        if not self._is_due(Alter, now, self.rules.ask_again_after):
-            return []
-        assert self._altering is not None
-        wanted = frozenset(self._altering.members)
-        if confirming.allows(wanted):
-            confirming.asked(wanted)
-            again: Action = self._altering
-        else:
-            again = self._alter(confirming.sync_state_set.members, now)
-        return [again, self._ask_replica_info(now)]
-
-    def _alter(self, wanted: frozenset[int], now: float) -> Alter:
-        confirming = self.confirming
-        assert confirming is not None
-        based_on = confirming.asked(wanted)
-        self._requests += 1
-        self._due[Alter] = now + self.rules.ask_again_after
-        self._altering = Alter(
-            f"{self.process}-{self._requests}",
-            self.role.master_epoch,
-            based_on,
-            tuple(sorted(wanted)),
-        )
-        return self._altering
+        actions += self._requests.alter(confirming, now, may_begin=self._switchover is None)
+        return [*actions, *self._continue_switchover(now)]
 
     def _alter_refused(self, event: AlterRefused, now: float) -> list[Action]:
-        confirming, altering = self.confirming, self._altering
-        assert confirming is not None
-        if altering is not None and altering.request_id == event.request_id and not event.has_moved:
-            confirming.refused(altering.members, altering.sync_state_set_epoch)
-        return [self._ask_replica_info(now)]
+        assert self.confirming is not None
+        self._requests.alter_refused(event, self.confirming)
+        return [self._requests.replica_info(now)]
 
     # -- switchover
 
-    def _begin_hand_over(self, event: HandOver, now: float) -> list[Action]:
+    def _begin_switchover(self, event: HandOver, now: float) -> list[Action]:
         assert self.confirming is not None
         if event.target == self.broker_id or not self.confirming.in_sync(event.target):
             return [Tell(f"{event.target} is not in the SyncStateSet: it can't take over")]
         self.state = State.HANDING_OVER
-        self._hand_over = _HandOver(event.target, now + self.rules.hand_over_within)
+        self._switchover = _Switchover(event.target, now + self.rules.hand_over_within)
         return [SyncMetadata()]
 
     def _metadata_synced(self, event: MetadataSynced, now: float) -> list[Action]:
-        if self._hand_over is not None:
-            self._hand_over.metadata_synced = True
-        return self._go_on_handing_over(now)
+        if self._switchover is not None:
+            self._switchover.metadata_synced = True
+        return self._continue_switchover(now)
 
-    def _go_on_handing_over(self, now: float) -> list[Action]:
-        hand_over, confirming = self._hand_over, self.confirming
-        if hand_over is None or confirming is None:
+    def _continue_switchover(self, now: float) -> list[Action]:
+        switchover, confirming = self._switchover, self.confirming
+        if switchover is None or confirming is None:
             return []
-        if not hand_over.is_asked:
-            if now > hand_over.until:
+        if not switchover.is_asked:
+            if now > switchover.until:
                 self._resume()
                 return []
-            if hand_over.metadata_synced and confirming.end_of(hand_over.target) >= self._end:
-                hand_over.is_asked = True
-                return [Elect(hand_over.target)]
+            if switchover.metadata_synced and confirming.end_of(switchover.target) >= self._end:
+                switchover.is_asked = True
+                return [Elect(switchover.target)]
             return []
-        if now <= hand_over.until or not self._is_due(HandOver, now, self.rules.ask_again_after):
+        if now <= switchover.until or not self._requests.is_due(HandOver, now, self.rules.ask_again_after):
             return []
-        ask = self._ask_replica_info(now)
-        hand_over.ask = hand_over.ask or ask.ask
+        ask = self._requests.replica_info(now)
+        switchover.ask = switchover.ask or ask.ask
         return [ask]
 
     def _resume(self) -> None:
-        self._hand_over = None
+        self._switchover = None
         self.state = State.MASTER
 
     # -- common to all registered states
 
-    def _regular(self, now: float) -> list[Action]:
-        actions = list[Action]()
-        if not self._is_silent and self._is_due(Heartbeat, now, self.rules.heartbeat_every):
-            actions.append(self._heartbeat())
-        if self._is_due(AskReplicaInfo, now, self.rules.poll_every):
-            actions.append(self._ask_replica_info(now))
-        if self._is_due(Register, now, self.rules.register_every):
-            actions.append(Register(self.life, self.check_code))
-        return actions
+    def _tick(self, event: Tick, now: float) -> list[Action]:
+        self._end = event.end
+        return self._requests.regular(None if self._is_silent else self._heartbeat, self._register, now)
 
     @property
     def _is_silent(self) -> bool:
         """Return whether the controller takes this life for a former one, elects it, and would never elect another."""
-        view = self.view
+        view = self.record.view
         if not self._is_under_stock or self.state not in (State.WAITING, State.SLAVE):
             return False
         is_taken = view.master == self.broker_id and view.master_address == self.address
         return is_taken and view.master_epoch <= self._used_epoch
 
+    @property
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.life, self._end, self.confirm, self.view.pair)
+        return Heartbeat(self.record.life, self._end, self.confirm, self.record.view.pair)
 
-    def _ask_replica_info(self, now: float) -> AskReplicaInfo:
-        self._asks += 1
-        self._due[AskReplicaInfo] = now + self.rules.poll_every
-        return AskReplicaInfo(self._asks)
+    @property
+    def _register(self) -> Register:
+        return Register(self.record.life, self.record.saved.check_code)
 
     def _save_confirm(self, now: float) -> list[Action]:
-        if self.confirm == self.saved.confirm or not self._is_due(Save, now, self.rules.save_confirm_every):
+        if self.confirm == self.record.saved.confirm:
             return []
-        self.saved = self._saved_now()
-        return [Save(self.saved)]
-
-    def _is_due(self, what: type, now: float, every: float) -> bool:
-        if now < self._due.get(what, now):
-            return False
-        self._due[what] = now + every
-        return True
-
-
-def _has_stayed_in_sync(broker_id: int, known: View, view: View) -> bool:
-    """Return whether a member that is in sync in `view` is so by more than an election, which makes it the only one.
-
-    An election increments both epochs, the end of a master's term the master epoch alone, any other change of the set
-    the set's epoch alone.
-    """
-    changes = view.sync_state_set_epoch - known.sync_state_set_epoch
-    if view.master == broker_id and view.master_epoch > known.master_epoch:
-        return changes == 1 and broker_id in known.sync_state_set
-    return changes == 0 or view.master_epoch <= known.master_epoch + 1
+        is_due = self._requests.is_due(Save, now, self.rules.save_confirm_every)
+        return [self.record.save(self.confirm)] if is_due else []
 
 
 # -- events by state; an event without an entry changes nothing
+
+
+def _apply_for_id(member: Member, event: NextBrokerId, now: float) -> list[Action]:
+    return [ApplyBrokerId(event.broker_id, member.record.saved.check_code)]
+
 
 _Handler = Callable[[Member, Any, float], list[Action]]
 
@@ -636,30 +465,26 @@ _KNOWN = (State.WAITING, *_TURNING, *_LEADING, State.SLAVE)
 
 _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     Tick: {
-        State.NAMELESS: Member._nameless_tick,
-        State.UNREGISTERED: Member._unregistered_tick,
+        **_cells((State.NAMELESS, State.UNREGISTERED), Member._unregistered_tick),
         **_cells((State.WAITING, State.SLAVE), Member._slave_tick),
-        **_cells(_TURNING, Member._turning_tick),
+        **_cells(_TURNING, Member._tick),
         **_cells(_LEADING, Member._master_tick),
     },
     StockControllers: dict.fromkeys(State, Member._under_stock_controllers),
-    NextBrokerId: {State.NAMELESS: Member._apply},
+    NextBrokerId: {State.NAMELESS: _apply_for_id},
     BrokerIdTaken: {},  # the next tick requests another one
     BrokerIdApplied: {State.NAMELESS: Member._named},
     NotRegistered: _cells((State.UNREGISTERED, *_KNOWN), Member._apply_again),
     BrokerIdLost: _cells((State.UNREGISTERED, *_KNOWN), Member._lose_id),
     Disowned: _cells((State.UNREGISTERED, *_KNOWN), Member._refuse),
     Registered: {State.UNREGISTERED: Member._registered, **_cells(_KNOWN, Member._registered_again)},
-    Seen: {
-        **_cells((State.WAITING, State.SLAVE, *_LEADING), Member._seen),
-        **_cells(_TURNING, Member._seen_while_turning),
-    },
+    Seen: _cells(_KNOWN, Member._seen),
     RoleTaken: _cells(_TURNING, Member._role_is_taken),
     ConfirmHeard: {State.SLAVE: Member._confirm_heard},
     CutWanted: _cells((State.TURNING_SLAVE, State.SLAVE), Member._cut),
     AlterRefused: _cells(_LEADING, Member._alter_refused),
-    ArchiveSettled: _cells(_LEADING, Member._settled),
+    ArchiveSettled: _cells(_LEADING, Member._archive_settled),
     MasterSettled: {State.SLAVE: Member._master_settled},
-    HandOver: {State.MASTER: Member._begin_hand_over},
+    HandOver: {State.MASTER: Member._begin_switchover},
     MetadataSynced: {State.HANDING_OVER: Member._metadata_synced},
 }

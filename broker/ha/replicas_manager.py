@@ -34,7 +34,7 @@ from broker.ha.frames import HELLO_FORMAT, Hello
 from broker.ha.ha_client import CutRefused, HaClient, Target
 from broker.ha.ha_service import HaService, Leadership
 from broker.ha.master_session import StreamRules
-from broker.ha.member import Member, MemberRules, State, begin_life
+from broker.ha.member import Member, State
 from broker.ha.member_events import (
     Action,
     Answer,
@@ -68,6 +68,8 @@ from broker.ha.member_events import (
     Withdraw,
 )
 from broker.ha.member_file import MemberFile, MemberFileDamaged
+from broker.ha.member_record import begin_life
+from broker.ha.member_rules import MemberRules
 from broker.ha.reign import Reign
 from broker.ha.slave_session import SlaveSession, SlaveState
 from broker.ha.stock_master import read_settings, unlike_stock_member
@@ -328,13 +330,8 @@ class ReplicasManager:
         self.end_at_start = self._store.max_physical_offset
         if self._epochs.drop_above(self._store.max_physical_offset):
             self._epoch_file.save(self._epochs.entries())
-        self.member = Member(
-            saved,
-            rules,
-            process=unique_name(self._entropy),
-            address=self._own.address,
-            check_code=f"{self._own.address};{self._clock.now_ms()}",
-        )
+        self.member = Member(rules, process=unique_name(self._entropy), address=self._own.address)
+        self.member.begin(saved, f"{self._own.address};{self._clock.now_ms()}")
         self._reign.member = self.member
         if self._is_copy and before.broker_id:
             log.warning("this directory is a copy of member %d's: it is a new member", before.broker_id)
@@ -445,7 +442,7 @@ class ReplicasManager:
     def status(self) -> dict[str, Any]:
         """Return the state for display."""
         member, end = self.member, self._store.max_physical_offset
-        view, confirming = member.view, self._confirming
+        view, confirming = member.record.view, self._confirming
         slaves = (
             {} if confirming is None else {each: confirming.end_of(each) for each in sorted(self._ha_service.slaves)}
         )
@@ -527,7 +524,7 @@ class ReplicasManager:
             await self._changed.wait()
         if self._confirming is confirming:
             raise HandOverRefused(f"{target} did not get all of it in time, or no controller has answered")
-        if self.member.view.master != target:
+        if self.member.record.view.master != target:
             raise HandOverRefused(f"another one was elected before {target} was")
         log.info("handed over to member %d", target)
         return target
@@ -576,7 +573,7 @@ class ReplicasManager:
             role = Role.MASTER
         elif not member.is_readable or self._is_cutting or self._is_retreating:
             role = Role.FENCED
-        elif member.is_in_sync and (self._is_attached or state in _LEADING):
+        elif member.record.is_in_sync and (self._is_attached or state in _LEADING):
             role = Role.SLAVE_IN_SYNC
         else:
             role = Role.SLAVE
@@ -722,7 +719,7 @@ class ReplicasManager:
         self.switches["master"] += 1
         self._confirming = confirming
         self._archive().lead(confirming.master_epoch)
-        self._is_settled, self._has_said_so = not member.may_lack_archived, False
+        self._is_settled, self._has_said_so = not member.record.may_lack_archived, False
         own = replace(self._hello, **_who(member), master_epoch=confirming.master_epoch)
         self._ha_service.lead(
             Leadership(
@@ -781,7 +778,7 @@ class ReplicasManager:
         if self._confirming is not confirming:
             return
         self._has_said_so = True
-        if self.member.may_lack_archived:
+        if self.member.record.may_lack_archived:
             self._spawn("settled", partial(self._settled, ArchiveSettled(confirming.master_epoch)))
 
     async def _settled(self, event: ArchiveSettled | MasterSettled) -> None:
@@ -1010,7 +1007,7 @@ class _Following:
 
 
 def _who(member: Member) -> dict[str, Any]:
-    life = member.life
+    life = member.record.life
     return {
         "member_id": life.broker_id,
         "incarnation": life.incarnation,

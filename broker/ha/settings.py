@@ -12,7 +12,7 @@ import msgspec
 
 from broker.config import BrokerConfig
 from broker.ha.confirm import ConfirmRules, Replication
-from broker.ha.member import MemberRules
+from broker.ha.member_rules import MemberRules
 from infra.config.properties import ConfigError
 from neve.remoting.address import parse_address
 

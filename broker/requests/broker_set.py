@@ -67,7 +67,7 @@ class BrokerSetProcessor:
             as_slave = self._as_slave(slave.master_address, activated=slave.is_attached)
         elif replicas is not None and not is_master:
             session = replicas.client.session if replicas.client is not None else None
-            as_slave = self._as_slave(replicas.member.view.master_address, activated=session is not None)
+            as_slave = self._as_slave(replicas.member.record.view.master_address, activated=session is not None)
         body: dict[str, Any] = {
             "haClientRuntimeInfo": as_slave,
             "haConnectionInfo": [] if replicas is None else _slaves(replicas, end),
@@ -102,7 +102,7 @@ class BrokerSetProcessor:
     def epoch_cache(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Return the epochs of the log (1007), and the identity of this process for a controller's election."""
         replicas = self._in_set()
-        entries, end, life = replicas.epochs.entries(), self._store.max_physical_offset, replicas.member.life
+        entries, end, life = replicas.epochs.entries(), self._store.max_physical_offset, replicas.member.record.life
         ends = [start for _, start in entries[1:]] + [end]
         body = {
             "brokerId": life.broker_id,

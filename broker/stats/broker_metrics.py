@@ -10,6 +10,7 @@ from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import ClientManager
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.ha.ha_client import HaClient
+from broker.ha.member_events import View
 from broker.ha.replicas_manager import ReplicasManager
 from broker.ha.slave_session import SlaveState
 from broker.intake.flusher import Flusher
@@ -125,9 +126,16 @@ def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager |
     def of_set(take: Callable[[ReplicasManager], float]) -> Callable[[], float]:
         return lambda: take(replicas) if replicas is not None else 0
 
+    def of_view(take: Callable[[View], float]) -> Callable[[], float]:
+        return of_set(lambda set_: take(set_.member.record.view))
+
     gauge("set_role", "0 none yet, 1 slave, 2 slave in sync, 3 master or in no set", lambda: _ROLES[role.current])
-    gauge("set_epoch", "masters that the broker set has had", of_set(lambda set_: set_.member.view.master_epoch))
-    gauge("set_in_sync", "members in sync, as last heard", of_set(lambda set_: len(set_.member.view.sync_state_set)))
+    gauge("set_epoch", "masters that the broker set has had", of_view(lambda view: view.master_epoch))
+    gauge(
+        "set_in_sync",
+        "members in sync, as last heard",
+        of_view(lambda view: len(view.sync_state_set)),
+    )
     gauge(
         "set_members",
         "members that a controller has in its register, in sync or not; 0 with Apache's, which does not say",

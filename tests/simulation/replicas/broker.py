@@ -109,13 +109,8 @@ class SimulatedBroker(SimulatedProcess):
         self._noted: list[tuple[int, tuple[int, ...]]] = []  # Raises by this master that are not saved yet.
         self._read_queues(is_clean=disk.saved.clean)
         disk.saved = world.begin_life(disk.saved, f"i{world.next_number()}", world.member_rules, is_copy)
-        self.member: Member = world.member_of(
-            disk.saved,
-            world.member_rules,
-            process=self.process,
-            address=host,
-            check_code=f"{host};{self.process}",
-        )
+        self.member: Member = world.member_of(world.member_rules, process=self.process, address=host)
+        self.member.begin(disk.saved, f"{host};{self.process}")
         self._actions: deque[Action] = deque()
         self._is_busy = False
         self._waiting: Waiting[tuple[Record, Reply]] = Waiting(SLAVE_TIMEOUT)
@@ -287,7 +282,7 @@ class SimulatedBroker(SimulatedProcess):
             self._next_offset = [self.world.next_queue_offset(self, queue) for queue in range(QUEUES)]
             self._unsaid.clear()
             self._saying = None
-            if self.member.may_lack_archived:
+            if self.member.record.may_lack_archived:
                 self._settle(self.member.confirming)
             else:
                 self._has_settled(self.member.confirming)
@@ -515,7 +510,7 @@ class SimulatedBroker(SimulatedProcess):
             self._heard_upstream = self.now()
             connection.received[self] = lambda message: self._from_master(connection, message)
             connection.closed[self] = lambda: self._closed_by_master(connection)
-            connection.send(self, ("hello", self.member.life))
+            connection.send(self, ("hello", self.member.record.life))
         else:
             self._connect_later()
 
@@ -704,7 +699,7 @@ class SimulatedBroker(SimulatedProcess):
         self.after(self.dice.uniform(0, CHECKPOINT), lambda: self._checkpointed(confirming))
         goes_on = self.disk.raises.goes_on
         raised = any(end > len(self.log.queues[queue]) for queue, end in enumerate(goes_on))
-        self._unsaid.extend([(*goes_on,)] if raised and self.member.may_lack_archived else [])
+        self._unsaid.extend([(*goes_on,)] if raised and self.member.record.may_lack_archived else [])
         self._unsaid.append(())
         self._say_settled()
 

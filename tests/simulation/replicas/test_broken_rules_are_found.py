@@ -16,8 +16,10 @@ import pytest
 
 from broker.ha.confirm import Confirm, Replication, SyncStateSet
 from broker.ha.epochs import EpochCache
-from broker.ha.member import Member, MemberRules
-from broker.ha.member_events import Action, HandOver, Register, Saved, StopFollowing, View
+from broker.ha.member import Member, State
+from broker.ha.member_events import Action, HandOver, Saved, StopFollowing, View
+from broker.ha.member_record import MemberRecord
+from broker.ha.member_rules import MemberRules
 from controller.broker_set import BrokerSet
 from controller.decision import AlterSyncStateSet, Answer, Ask, Asked, Decision, RegisterBroker
 from neve.remoting.codes import ResponseCode
@@ -268,9 +270,10 @@ class KeepsItsIncarnation(LosesItsTail):
 
 
 class _NeverRegistersAgain(Member):
-    def _regular(self, now: float) -> list[Action]:
-        self._due[Register] = now + 1
-        return super()._regular(now)
+    def happens(self, event: Any, now: float) -> list[Action]:
+        if self.state not in (State.NAMELESS, State.UNREGISTERED):
+            self._requests.registered(now)
+        return super().happens(event, now)
 
 
 class NeverRegistersAgain(ReplicasWorld):
@@ -604,16 +607,22 @@ class RestartsWhoFollows(LosesWhatIsArchived):
         self.goes_on(6.0, 9.0)
 
 
-class _TrustsItsMaster(Member):
+class _TrustsItsMaster(MemberRecord):
+    def take_view(self, view: View) -> None:
+        self.saved = msgspec.structs.replace(self.saved, settled_in=view.master_epoch)
+        super().take_view(view)
+
+
+class _TrustingMember(Member):
     """An in-sync replica counts as having all archived messages."""
 
-    def _take_view(self, view: View) -> None:
-        self.saved = msgspec.structs.replace(self.saved, settled_in=view.master_epoch)
-        super()._take_view(view)
+    def begin(self, saved: Saved, check_code: str) -> None:
+        super().begin(saved, check_code)
+        self.record = _TrustsItsMaster(self.record.saved, self.record.process)
 
 
 class TrustsItsMaster(LosesWhatIsArchived):
-    member_class = _TrustsItsMaster
+    member_class = _TrustingMember
 
 
 class RaisesInItsOwnFilesAlone(LosesWhatIsArchived):

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from broker.ha import epochs, member
+from broker.ha import epochs, member_record
 from broker.ha.confirm import Confirm, ConfirmRules, Replication
-from broker.ha.member import Member, MemberRules, State
+from broker.ha.member import Member, State
 from broker.ha.member_events import Alter, HandOver, Life, Saved
+from broker.ha.member_rules import MemberRules
 from controller import decision
 from controller.broker_set import BrokerSet
 from tests.simulation.replicas.broker import SimulatedBroker
@@ -102,11 +103,11 @@ class ReplicasWorld:
     confirm_of: Callable[..., Confirm] = Confirm
     member_class: type[Member] = Member
 
-    def member_of(self, saved: Saved, rules: MemberRules, **others: Any) -> Member:
-        return self.member_class(saved, rules, confirm_of=type(self).confirm_of, **others)
+    def member_of(self, rules: MemberRules, **others: Any) -> Member:
+        return self.member_class(rules, confirm_of=type(self).confirm_of, **others)
 
     def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
-        return member.begin_life(saved, new_incarnation, rules, is_copy=is_copy)
+        return member_record.begin_life(saved, new_incarnation, rules, is_copy=is_copy)
 
     def cut_point(self, *logs: Any, **others: Any) -> int | None:
         return epochs.cut_point(*logs, **others)
@@ -456,14 +457,14 @@ class ReplicasWorld:
     def _set_register_back(self) -> None:
         """Restore a backup of the register, or wipe it, while a reachable member knows more."""
         value = self.register.value
-        known = max((broker.member.view.pair for broker in self._up() if not broker.is_frozen), default=(0, 0))
+        known = max((broker.member.record.view.pair for broker in self._up() if not broker.is_frozen), default=(0, 0))
         if value is None or value.frozen is not None or known < value.epochs:
             return
         self.network.heal()
         self.turns.run(2.5)
         value = self.register.value
         older = [one for one in self.register.history[-8:] if value is not None and one.epochs < value.epochs]
-        known = max((broker.member.view.pair for broker in self._up() if not broker.is_frozen), default=(0, 0))
+        known = max((broker.member.record.view.pair for broker in self._up() if not broker.is_frozen), default=(0, 0))
         if value is None or not older or known < value.epochs:
             return
         backup = None if self.dice.random() < 0.2 else self.dice.choice(older)
@@ -588,7 +589,8 @@ class ReplicasWorld:
     def _unrest(self, since: float, hosts: list[str]) -> str:
         brokers = [broker for host in hosts if (broker := self.machines[host].broker) is not None]
         masters = [broker for broker in brokers if broker.member.state is State.MASTER]
-        states = ", ".join(f"{broker.host} {broker.member.state.value} {broker.member.view.pair}" for broker in brokers)
+        members = [(broker.host, broker.member) for broker in brokers]
+        states = ", ".join(f"{host} {member.state.value} {member.record.view.pair}" for host, member in members)
         if len(masters) != 1:
             return f"there are {len(masters)} masters: {states}"
         confirming = masters[0].member.confirming

@@ -253,9 +253,8 @@ async def elect_uncleanly(brokers: Set, chosen: BrokerMember, *gone: BrokerMembe
     of_set = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
     ids = ";".join(str(member.replicas.member.broker_id) for member in gone)
     member = chosen.replicas.member  # a slave already if it started before the controller missed the master
-    await until(
-        lambda: chosen.state in {State.WAITING, State.SLAVE} and member.view.master is None, "it knows of no master"
-    )
+    waits = {State.WAITING, State.SLAVE}
+    await until(lambda: chosen.state in waits and member.record.view.master is None, "it knows of no master")
     for code, ext in (
         (Code.CLEAN_BROKER_DATA, {"brokerControllerIdsToClean": ids, "isCleanLivingBroker": "true"}),
         (Code.CONTROLLER_ELECT_MASTER, {"brokerId": str(chosen.replicas.member.broker_id), "designateElect": "true"}),
@@ -314,8 +313,8 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
             await heir.stop()
             await heir.start()
             await until(lambda: brokers.in_sync(lacking) == 2, "it is in sync again")
-        await until(lambda: heir.replicas.member.is_in_sync, "it knows that it is in sync")
-        assert heir.replicas.member.may_lack_archived is not settles
+        await until(lambda: heir.replicas.member.record.is_in_sync, "it knows that it is in sync")
+        assert heir.replicas.member.record.may_lack_archived is not settles
         with monkeypatch.context() as patch:
             patch.setattr(lacking.replicas, "hand_over", refuse)
             await lacking.stop()
@@ -387,14 +386,14 @@ async def test_switchover_is_immediate_and_a_stopping_master_makes_one(
             await former.replicas.hand_over()
         await put(heir, b"2")
         assert await brokers.slaves()
-        epoch = heir.replicas.member.view.master_epoch
+        epoch = heir.replicas.member.record.view.master_epoch
         handed = hand_overs(heir, monkeypatch)
         await heir.stop()
         (taken,) = handed
         assert taken in {one.replicas.member.broker_id for one in (former, other)}
         await until(lambda: former.leads or other.leads, "another one leads")
         master = await brokers.master()
-        assert master.replicas.member.view.master_epoch == epoch + 1, "it was elected before the former was gone"
+        assert master.replicas.member.record.view.master_epoch == epoch + 1, "it was elected before the former was gone"
         await shows(master, b"1", b"2")
 
 

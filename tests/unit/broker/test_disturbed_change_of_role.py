@@ -55,7 +55,7 @@ async def test_member_elected_during_a_truncation_leads(tmp_path: Path) -> None:
         await hand_to(brokers, heir)
         await put(heir, b"1")
         assert [epoch for epoch, _ in heir.replicas.epochs.entries() if epoch == 40] == []
-        assert heir.replicas.epochs.last_epoch == heir.replicas.member.view.master_epoch
+        assert heir.replicas.epochs.last_epoch == heir.replicas.member.record.view.master_epoch
 
 
 async def test_truncation_reports_a_disk_error_to_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ async def test_member_deposed_before_it_could_lead_follows_with_the_sets_tables(
         await failed.wait()
         assert await handing == target
         assert not heir.leads
-        in_sync = heir.replicas.member.view.sync_state_set - {target}
+        in_sync = heir.replicas.member.record.view.sync_state_set - {target}
         next_master = next(one for one in (former, other) if one.replicas.member.broker_id in in_sync)
         await hand_to(brokers, next_master)
         await until(lambda: heir.state is State.SLAVE and heir.role is Role.SLAVE_IN_SYNC, "it follows")

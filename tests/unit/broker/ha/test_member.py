@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
 from broker.ha.confirm import Confirm, ConfirmRules, Replication
-from broker.ha.member import Member, MemberRules, State, begin_life
+from broker.ha.member import Member, State
 from broker.ha.member_events import (
     Action,
     Alter,
@@ -51,6 +49,8 @@ from broker.ha.member_events import (
     View,
     Withdraw,
 )
+from broker.ha.member_record import begin_life
+from broker.ha.member_rules import MemberRules
 
 SYNC = MemberRules(confirm=ConfirmRules(Replication.SYNC, 2))
 AVAILABLE = MemberRules(confirm=ConfirmRules(Replication.SYNC_AVAILABLE, 1))
@@ -64,7 +64,9 @@ def _view(master: int | None, epoch: int, set_epoch: int, *members: int) -> View
 
 def _member(rules: MemberRules = SYNC, saved: Saved | None = None) -> Member:
     known = saved if saved is not None else Saved(broker_id=1, incarnation="i1", starts=3)
-    return Member(known, rules, process="p1", address="h1:10911", check_code="h1;1")
+    member = Member(rules, process="p1", address="h1:10911")
+    member.begin(known, "h1;1")
+    return member
 
 
 def _slave(rules: MemberRules = SYNC, epoch: int = 1, confirm: int = 0) -> Member:
@@ -128,7 +130,7 @@ def test_new_member_saves_its_broker_id_before_it_registers() -> None:
     assert member.happens(Tick(0), 1.2) == [AskNextBrokerId()]
     actions = member.happens(BrokerIdApplied(7), 1.3)
     assert _kinds(actions) == [Save, Register]
-    assert member.broker_id == 7 and member.life == Life(7, "i", 1, "p1")
+    assert member.broker_id == 7 and member.record.life == Life(7, "i", 1, "p1")
 
 
 def test_unregistered_member_neither_serves_reads_nor_follows() -> None:
@@ -161,14 +163,14 @@ def test_restarted_master_asks_neves_controller_for_an_election() -> None:
 
 def test_registration_is_repeated_after_a_former_incarnations_late_one() -> None:
     member = _slave()
-    assert Register(member.life, "h1;1") in member.happens(Tick(END), 5.5)
+    assert Register(member.record.life, "h1;1") in member.happens(Tick(END), 5.5)
     assert Follow(3, "h3:10911", 2) in member.happens(Registered(_view(3, 2, 2, 3)), 5.6)
 
 
 @pytest.mark.parametrize("state", [State.UNREGISTERED, State.MASTER])
 def test_unknown_member_applies_for_its_id_and_registers_again(state: State) -> None:
     member = _member() if state is State.UNREGISTERED else _master()[0]
-    again = [ApplyBrokerId(1, "h1;1"), Register(member.life, "h1;1")]
+    again = [ApplyBrokerId(1, "h1;1"), Register(member.record.life, "h1;1")]
     assert member.happens(NotRegistered(), 1.0) == again
     assert member.happens(NotRegistered(), 1.5) == []
     assert member.happens(NotRegistered(), 2.0) == again
@@ -180,11 +182,11 @@ def test_member_that_lost_its_id_stops_acking_and_keeps_its_data(state: State) -
     member = _master()[0] if state is State.MASTER else _slave() if state is State.SLAVE else _member()
     assert member.happens(BrokerIdLost(7), 1.0) == []  # a slow answer that names a former id
     assert member.state is state
-    pair, confirm = member.view.pair, member.confirm
+    pair, confirm = member.record.view.pair, member.confirm
     actions = member.happens(BrokerIdLost(1), 1.1)
     assert _kinds(actions) == [Answer, StopFollowing, DropSlaves, Save, AskNextBrokerId]
     assert member.acknowledged(1.1) == -1 and not member.may_append(1.1) and not member.is_readable
-    saved = member.saved
+    saved = member.record.saved
     assert actions[3] == Save(saved)
     assert (saved.broker_id, saved.check_code, saved.incarnation, saved.starts) == (0, "h1;1", "i1", 3)
     assert ((saved.master_epoch, saved.sync_state_set_epoch), saved.confirm) == (pair, confirm)
@@ -212,9 +214,10 @@ def test_refused_application_does_not_take_away_an_id() -> None:
 def test_check_code_is_constant_for_a_directory_and_new_for_a_copy() -> None:
     born = _member(saved=Saved(incarnation="i", starts=1)).end_life()
     again = begin_life(born, "new", SYNC)
-    rules: dict[str, Any] = {"process": "p2", "address": "h1:10911", "check_code": "h1;2"}
-    assert Member(again, SYNC, **rules).check_code == "h1;1"
-    assert Member(begin_life(born, "new", SYNC, is_copy=True), SYNC, **rules).check_code == "h1;2"
+    for saved, code in ((again, "h1;1"), (begin_life(born, "new", SYNC, is_copy=True), "h1;2")):
+        member = Member(SYNC, process="p2", address="h1:10911")
+        member.begin(saved, "h1;2")
+        assert member.record.saved.check_code == code
 
 
 def test_disowned_member_stops_all_activity() -> None:
@@ -525,8 +528,8 @@ def test_member_elected_while_it_turns_slave_may_lack_archived_messages() -> Non
     member.happens(Registered(_view(2, 2, 2, 2)), 0.0)
     assert member.state is State.TURNING_SLAVE
     member.happens(Seen(_view(1, 3, 3, 1)), 0.1)
-    assert member.is_in_sync
-    assert member.may_lack_archived
+    assert member.record.is_in_sync
+    assert member.record.may_lack_archived
 
 
 def test_member_may_lack_archived_messages_until_its_own_term_settles() -> None:
@@ -538,13 +541,13 @@ def test_member_may_lack_archived_messages_until_its_own_term_settles() -> None:
     assert member.happens(ArchiveSettled(4), 1.2) == [], "of another reign"
     written = _only(Save, member.happens(ArchiveSettled(5), 1.2))
     assert isinstance(written, Save) and not written.saved.may_lack_archived
-    assert not member.may_lack_archived
+    assert not member.record.may_lack_archived
 
 
 def test_member_that_missed_an_election_may_lack_archived_messages() -> None:
     member = _member(AVAILABLE, Saved(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1, 2)))
     member.happens(Registered(_view(None, 3, 2, 1)), 0.0)
-    assert member.is_in_sync
+    assert member.record.is_in_sync
     assert _turning_master(member, _view(1, 4, 3, 1)).may_lack_archived
 
 
@@ -567,7 +570,7 @@ def test_slave_has_archived_messages_once_in_sync_and_its_master_settles() -> No
     member.happens(Registered(_view(2, 7, 7, 2)), 0.0)
     member.happens(RoleTaken(7, END), 0.1)
     member.happens(Seen(_view(2, 7, 8, 1, 2)), 0.2)
-    assert member.may_lack_archived, "that master may wait for its archive still"
+    assert member.record.may_lack_archived, "that master may wait for its archive still"
     assert member.happens(MasterSettled(6), 0.3) == [], "of another reign"
     _settled(member)
     assert member.happens(MasterSettled(7), 0.6) == [], "said again"
@@ -581,7 +584,7 @@ def test_slave_of_a_settled_master_has_archived_messages_once_in_sync() -> None:
     assert isinstance(written, Save) and written.saved.may_lack_archived, "not in sync it may lack anything"
     again = _member(saved=written.saved)
     again.happens(Registered(_view(2, 7, 8, 1, 2)), 0.0)
-    assert not again.may_lack_archived, "it is known in the next life"
+    assert not again.record.may_lack_archived, "it is known in the next life"
 
 
 def test_slave_elected_before_its_master_settled_may_lack_messages() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from broker.ha.confirm import Confirm, ConfirmRules, Replication, SyncStateSet
 from broker.ha.ha_service import HaService
-from broker.ha.member import Member, MemberRules
+from broker.ha.member import Member
 from broker.ha.member_events import Saved
+from broker.ha.member_rules import MemberRules
 from broker.ha.reign import Reign
 from infra.clock import ManualClock
 
@@ -18,9 +19,8 @@ RULES = ConfirmRules(Replication.ASYNC, 1)
 
 
 def reigning(clock: ManualClock) -> tuple[Reign, Confirm]:
-    member = Member(
-        Saved(broker_id=A), MemberRules(confirm=RULES), process="p", address="h:1", check_code="h;1"
-    )  # fmt: skip
+    member = Member(MemberRules(confirm=RULES), process="p", address="h:1")
+    member.begin(Saved(broker_id=A), "h;1")
     in_sync = SyncStateSet(1, frozenset((A, B)))
     member.confirming = Confirm(
         RULES, A, 1, in_sync, epoch_start=0, own_end=0, confirm=0, now=clock.monotonic(), is_alone=False

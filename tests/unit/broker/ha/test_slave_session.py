@@ -20,7 +20,7 @@ from broker.ha.frames import (
     encode_transfer_head,
 )
 from broker.ha.greeting import Reason
-from broker.ha.member import MemberRules
+from broker.ha.member_rules import MemberRules
 from broker.ha.slave_session import (
     HEARTBEAT_S,
     SILENCE_S,
