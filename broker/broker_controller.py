@@ -361,7 +361,7 @@ class BrokerController:
         otherwise, as master again, have positions of lost records.
         """
         term, end = self._replication.term, self.store.max_physical_offset
-        leads = self.replicas is not None and self.replicas.leads
+        leads = self.replicas is not None and self.replicas.role.leads
         await self.flusher.flush_now()
         if leads:
             await self._replication.replicated(end, term)
@@ -374,7 +374,7 @@ class BrokerController:
 
     def _registered_as(self) -> int | None:
         assert self.replicas is not None
-        return self.replicas.registered_as
+        return self.replicas.role.registered_as
 
     def _make_readers(self) -> None:
         config = self.config
@@ -648,7 +648,7 @@ class BrokerController:
         """Return the connection to the master, of a slave."""
         if self.plain_slave is not None:
             return self.plain_slave.client
-        return None if self.replicas is None else self.replicas.client
+        return None if self.replicas is None else self.replicas.role.client
 
     def _can_not_follow(self, why: str) -> None:
         if self.replicas is not None:
@@ -660,7 +660,7 @@ class BrokerController:
 
     def _tables_lost(self) -> None:
         if self.replicas is not None:
-            self.replicas.tables_lost()
+            self.replicas.follower.tables_lost()
 
     def _make_server(self) -> None:
         config = self.config
@@ -883,7 +883,7 @@ class BrokerController:
         )
 
     def _leads_in(self) -> int | None:
-        return None if self.replicas is None else self.replicas.leads_in
+        return None if self.replicas is None else self.replicas.term.leads_in
 
     def _frontier_told(self, frontier: int) -> None:
         if self._set_pins is not None:
@@ -1003,8 +1003,8 @@ class BrokerController:
                 self.promotion.begin()
         else:
             refuse_slaves(self._disk, self.config.root)
-            recover_log(self.config, self.store, confirmed=replicas.load())
-            replicas.begin()
+            recover_log(self.config, self.store, confirmed=replicas.life.load())
+            replicas.life.begin()
 
     def _load_tables(self) -> None:
         # Messages that wait in an Apache master's log are in RocketMQ's form, and the master delivers them, as in a
@@ -1089,7 +1089,7 @@ class BrokerController:
     async def _hand_over(self) -> None:
         """Switch over to another member before the stop, so that no client waits for a timeout."""
         assert self.replicas is not None
-        if not self.replicas.leads:
+        if not self.replicas.role.leads:
             return
         try:
             await self.replicas.hand_over()
@@ -1255,7 +1255,7 @@ class BrokerController:
         if replicas is not None and store.failed is None:
             store.after_flush(store.flush())
             if store.flushed_offset == store.max_physical_offset:
-                replicas.end()
+                replicas.life.end()
         store.shutdown()
 
     async def _close_reads(self) -> None:

@@ -1,4 +1,4 @@
-"""Change of role of the broker's state besides its log: implements Books of `broker.ha.replicas_manager`.
+"""Change of role of the broker's state besides its log: implements RoleState of `broker.ha.role_state`.
 
               the log                          tables                        waiting and popped messages
 slave         accepts its master's bytes only  follow the log; committed     in the log; the book of pops follows
@@ -12,7 +12,7 @@ A change to master has two parts. `prepare` does the slow steps, on threads and 
 the log, committed offsets, popped queues, queues that continue above the archive. The broker accepts nothing meanwhile,
 and its log gets no record. `lead` runs in one callback of the event loop, so that no other code sees it half done.
 
-A change to slave has two parts as well. `follow` runs in one callback. `retreat` loads the tables again, on a thread
+A change to slave has two parts as well. `follow` runs in one callback. `reload` loads the tables again, on a thread
 and in slices. The table files are suspended and no client is served until it has ended.
 
 Neither waits for a checkpoint of the queues. A start after a crash rebuilds the queues above the last checkpoint from
@@ -79,7 +79,7 @@ class ChangeOfRole:
     ) -> None:
         """Create the state.
 
-        `files`: those of all tables that `retreat` loads again. `go_on` continues log and queues above all offsets that
+        `files`: those of all tables that `reload` loads again. `go_on` continues log and queues above all offsets that
         the archive names, and returns the queues that were raised, with their ends.
         """
         self._threads = threads
@@ -93,12 +93,12 @@ class ChangeOfRole:
         self._raised: Mapping[str, Mapping[int, int]] = {}  # by `prepare`
         self._has_unsaved = False  # queues were raised, and that records of the log do so is not saved
         self._tries = 0
-        self._is_retreating = False  # the tables are being loaded again
+        self._is_reloading = False  # the tables are being loaded again
 
     async def prepare(self) -> None:
         """Do the slow steps before `lead`. All records are confirmed, and no master is followed.
 
-        If this member does not become master after all, `follow` and `retreat` undo this, except that queues remain
+        If this member does not become master after all, `follow` and `reload` undo this, except that queues remain
         raised: the next master's records lower them, or raise them further. Raise as `lead`; the call may be repeated.
         """
         store = self._store
@@ -137,7 +137,7 @@ class ChangeOfRole:
         self._has_unsaved, self._tries = bool(self._raised), 0
         self._unsaid = ArchiveSettled(epoch=epoch)
 
-    async def say_settled(self) -> bool:
+    async def record_settled(self) -> bool:
         """Record in the log, for later masters, which queues were raised, and that the archive is settled.
 
         Return False if the log accepts no record now.
@@ -173,19 +173,19 @@ class ChangeOfRole:
         if not self._store.is_following:
             self._store.follow()
 
-    def before_cut(self) -> None:
+    def before_truncation(self) -> None:
         """Stop applying changes to the tables until a master is followed again, because the log will be truncated."""
         self._synchronize.forget()
 
-    async def retreat(self) -> None:
+    async def reload(self) -> None:
         """Load the tables again, because they contain more than the log. Raise as `lead`.
 
         While this runs the tables are incomplete: the caller refuses all requests, and nothing is saved or applied.
         """
-        await run_beside(self._retreat_parts(), self._threads.run)
+        await run_beside(self._reload_parts(), self._threads.run)
 
-    def _retreat_parts(self) -> Parts[None]:
-        self._is_retreating = True
+    def _reload_parts(self) -> Parts[None]:
+        self._is_reloading = True
         for file in self._files:
             file.suspend()
         self._synchronize.forget()  # nothing is applied before a master is followed again
@@ -196,7 +196,7 @@ class ChangeOfRole:
         yield from self._pops.load_parts()
         for file in self._files:
             file.resume()
-        self._is_retreating = False
+        self._is_reloading = False
 
     def confirmed(self) -> None:
         """Apply growth of the visible log: the own one of a master, or the one that a slave follows."""
@@ -213,7 +213,7 @@ class ChangeOfRole:
     async def follow_pops(self) -> None:
         """Let the book of pops follow the log, in slices, as a slave: little is left to read for a change to master."""
         has_more = True
-        while has_more and self._store.is_following and not self._is_retreating:
+        while has_more and self._store.is_following and not self._is_reloading:
             has_more = self._pops.follow(_EVENTS_AT_ONCE)
             await asyncio.sleep(0)
 

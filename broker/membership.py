@@ -8,21 +8,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from access.wiring import peer_security
 from broker.archiving.archive import AnyArchive
 from broker.change_of_role import ChangeOfRole
 from broker.clients.master_api import MasterApi
 from broker.config import BrokerConfig
+from broker.ha.archive_settling import ArchiveSettling
 from broker.ha.controller_calls import Identity
+from broker.ha.controller_requests import ControllerRequests, Spawn
 from broker.ha.controllers import Controllers
+from broker.ha.diverged_tail import DivergedTail
+from broker.ha.epoch_file import EpochFile, StoredEpochs
 from broker.ha.frames import Hello
+from broker.ha.greeting import identified
+from broker.ha.ha_client import HaClient, SlaveEvents, Target, member_session
 from broker.ha.ha_service import HaService
+from broker.ha.master_follower import MasterFollower, MasterLookup
 from broker.ha.master_session import StreamRules
+from broker.ha.master_term import MasterTerm
+from broker.ha.member import Member
 from broker.ha.member_file import MemberFile
-from broker.ha.plain_slave import PlainSlave
+from broker.ha.member_life import MemberLife
+from broker.ha.member_role import MemberRole
+from broker.ha.plain_slave import DIRECTORY, FollowedFile, PlainSlave
 from broker.ha.reign import Reign
-from broker.ha.replicas_manager import Keep, ReplicasManager
+from broker.ha.replicas_manager import ReplicasManager
 from broker.ha.settings import SetSettings
+from broker.ha.slave_session import SlaveSession
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import BrokerRole
 from broker.store.message_store import MessageStore
@@ -30,7 +44,7 @@ from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.loop.threads import Threads
 from infra.net.tls import server_tls
-from neve.entropy import system_entropy
+from neve.entropy import system_entropy, unique_name
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +65,12 @@ class Membership:
         threads: Threads,
     ) -> None:
         """Create the parts that the log needs. `ha_port` 0 takes any free port."""
-        self._settings, self._config, self._address = settings, config, address
-        self._store, self._disk, self._clock, self._threads = store, disk, clock, threads
+        self._settings, self._config, self._address = settings, config, "{}:{}".format(*address)
+        self._store, self._clock, self._threads = store, clock, threads
         self._security = peer_security(config)
-        self.member_file = MemberFile(disk, config.root, threads.lock)
+        self._member = Member(settings.rules, process=unique_name(system_entropy), address=self._address)
+        self._file = MemberFile(disk, config.root, threads)
+        self._epochs = StoredEpochs(EpochFile(disk, self._file.directory), threads)
         self.ha_service = HaService(
             store,
             clock,
@@ -65,61 +81,119 @@ class Membership:
             threads=threads,
         )
         #: Called before each append, and for each waiting answer.
-        self.reign = Reign(self.ha_service, clock)
+        self.reign = Reign(self._member, self.ha_service, clock)
 
     def manager(
         self,
         role: BrokerRole,
-        books: ChangeOfRole,
+        state: ChangeOfRole,
         archive: Callable[[], AnyArchive],
         *,
         on_confirmed: Callable[[], None],
         stop_acknowledging: Callable[[], None],
-        spawn: Keep,
-        keep: Keep,
+        spawn: Spawn,
+        keep: Spawn,
         sync_log: Callable[[], Awaitable[None]],
     ) -> ReplicasManager:
         """Create the manager, once the rest of the broker exists."""
+        config, rules, member = self._config, self._settings.rules, self._member
+        store, epochs, file, clock = self._store, self._epochs, self._file, self._clock
+        hello, stream = hello_of(config, 0), self._stream_rules()
+        member_role = MemberRole(
+            role, member, self.reign, register=state.roles_changed, admits_stock=stream.admits_stock
+        )
+
+        def new_client(events: SlaveEvents) -> HaClient:
+            life = member.record.life
+
+            def new_session(target: Target) -> SlaveSession:
+                own = identified(hello, life, target.master_epoch)
+                return member_session(
+                    target,
+                    store,
+                    epochs.cache,
+                    replace(own, nonce=unique_name(system_entropy)),
+                    confirm=member.confirm,
+                    followed_epoch=file.followed_epoch,
+                    begins_at_frontier=True,
+                    is_learner=file.lacks_tables,
+                    secret=stream.secret,
+                )
+
+            return HaClient(
+                store,
+                epochs,
+                events,
+                new_session,
+                clock=clock,
+                entropy=system_entropy,
+                sync=None if rules.acknowledges_from_memory else sync_log,
+                tls=self._security.tls,
+            )
+
+        return ReplicasManager(
+            member,
+            MemberLife(member, file, epochs, store, clock=clock, entropy=system_entropy),
+            file,
+            store=store,
+            epochs=epochs,
+            clock=clock,
+            role=member_role,
+            requests=self._requests(spawn),
+            term=MasterTerm(
+                member,
+                store,
+                epochs,
+                self.ha_service,
+                ArchiveSettling(member, archive, state, sync_log=sync_log, spawn=spawn),
+                hello=hello,
+                stream=stream,
+                state=state,
+                role=member_role,
+                on_confirmed=on_confirmed,
+                stop_acknowledging=stop_acknowledging,
+            ),
+            follower=MasterFollower(
+                MasterLookup(
+                    hello,
+                    self._security,
+                    system_entropy,
+                    admits_stock=stream.admits_stock,
+                    waits=rules.confirm.waits,
+                ),
+                store,
+                epochs,
+                file,
+                archive=archive,
+                state=state,
+                role=member_role,
+                new_client=new_client,
+                keep=keep,
+            ),
+            tail=DivergedTail(store, epochs, state, member_role, sync_log=sync_log, threads=self._threads),
+        )
+
+    def _stream_rules(self) -> StreamRules:
+        config = self._config
+        return StreamRules(
+            batch=config.ha_transfer_batch_size,
+            rate=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else 0,
+            admits_stock=config.apache_members,
+            secret="\0".join(self._security.credentials or ()).encode(),
+        )
+
+    def _requests(self, spawn: Spawn) -> ControllerRequests:
         config, settings = self._config, self._settings
-        host, port = self._address
         own = Identity(
             cluster=config.broker_cluster_name,
             name=config.broker_name,
-            address=f"{host}:{port}",
+            address=self._address,
             min_in_sync_replicas=settings.rules.confirm.min_in_sync,
             heartbeat_timeout_ms=config.controller_heart_beat_timeout_mills,
             election_priority=config.broker_election_priority,
         )
-        return ReplicasManager(
-            settings.rules,
-            own,
-            hello=hello_of(config, 0),
-            stream=StreamRules(
-                batch=config.ha_transfer_batch_size,
-                rate=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else 0,
-                admits_stock=config.apache_members,
-                secret="\0".join(self._security.credentials or ()).encode(),
-            ),
-            store=self._store,
-            disk=self._disk,
-            member_file=self.member_file,
-            controllers=Controllers(settings.controllers, self._security, stock_is_refused=settings.stock_is_refused),
-            ha_service=self.ha_service,
-            reign=self.reign,
-            role=role,
-            books=books,
-            archive=archive,
-            on_confirmed=on_confirmed,
-            stop_acknowledging=stop_acknowledging,
-            clock=self._clock,
-            entropy=system_entropy,
-            spawn=spawn,
-            keep=keep,
-            sync_log=sync_log,
-            sign=self._security.sign,
-            tls=self._security.tls,
-            threads=self._threads,
-        )
+        controllers = Controllers(settings.controllers, self._security, stock_is_refused=settings.stock_is_refused)
+        return ControllerRequests(controllers, own, self._member, self._epochs, spawn)
 
 
 def hello_of(config: BrokerConfig, member_id: int) -> Hello:
@@ -152,20 +226,30 @@ def plain_slave(
     sync_log: Callable[[], Awaitable[None]],
 ) -> PlainSlave:
     """Create the slave of a broker whose master is Apache's and has no controller."""
+
+    def new_client(slave: PlainSlave) -> HaClient:
+        return HaClient(
+            store,
+            StoredEpochs(EpochFile(disk, config.root / DIRECTORY), threads),
+            slave,
+            slave.new_session,
+            clock=clock,
+            entropy=system_entropy,
+            sync=sync_log if config.sync_flush else None,
+            ask_stock_master=slave.ask_master,
+        )
+
     return PlainSlave(
         hello_of(config, config.broker_id),
         store=store,
-        disk=disk,
-        root=config.root,
+        file=FollowedFile(disk, config.root),
+        new_client=new_client,
         api=MasterApi(config),
         following=lambda address, life: synchronize.follow(Master(address, life, is_stock=True)),
         advanced=synchronize.advance,
         archive=archive,
         forget_poll=forget_poll,
         role=role,
-        clock=clock,
-        entropy=system_entropy,
-        sync_log=sync_log if config.sync_flush else None,
         threads=threads,
     )
 

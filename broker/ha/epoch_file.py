@@ -11,12 +11,14 @@ leaves an entry at or above the end of the log, which the next start drops.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from zlib import crc32
 
 from broker.ha.epochs import Entry, EpochCache
 from infra.disk.filesystem import Disk
+from infra.loop.threads import SYSTEM_THREADS, Threads
 
 FILE_NAME = "epochFileCheckpoint"
 _BACKUP = ".bak"
@@ -56,6 +58,48 @@ class EpochFile:
         data = encode_entries(tuple(entries))
         self._disk.write_atomic(self.path, data)
         self._disk.write_atomic(self._backup, data)
+
+
+class StoredEpochs:
+    """Epochs of a member's log. Invariant: an epoch is on the disk before `cache` has it.
+
+    A change that fails leaves `cache` as it was; the caller tries again.
+    """
+
+    def __init__(self, file: EpochFile, threads: Threads = SYSTEM_THREADS) -> None:
+        self._file, self._threads = file, threads
+        self.cache = EpochCache()
+
+    def load(self) -> None:
+        """Load the file, at a start. Raise EpochFileDamaged."""
+        self.cache = self._file.load()
+
+    def drop_above(self, end: int) -> None:
+        """Drop the epochs above the end of the log, at a start."""
+        if self.cache.drop_above(end):
+            self._file.save(self.cache.entries())
+
+    async def assign(self, entries: Sequence[Entry]) -> None:
+        """Save new epochs before their first byte."""
+        await self._save(EpochCache((*self.cache.entries(), *entries)))
+        for epoch, start in entries:
+            self.cache.assign(epoch, start)
+
+    async def truncate(self, end: int) -> None:
+        """Drop the epochs that have no bytes after a truncation."""
+        wanted = EpochCache(self.cache.entries())
+        if wanted.truncate(end):
+            await self._save(wanted)
+            self.cache.truncate(end)
+
+    async def _save(self, wanted: EpochCache) -> None:
+        """Save epochs. A cancellation waits for the end of the write: the next role saves epochs after it."""
+        saving = asyncio.ensure_future(self._threads.run(self._file.save, wanted.entries()))
+        try:
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            await saving
+            raise
 
 
 def encode_entries(entries: Sequence[Entry]) -> bytes:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 
+from msgspec.structs import replace
+
 from broker.ha.frames import Hello, Refusal
+from broker.ha.member_events import Life
 
 
 class Reason(Enum):
@@ -31,6 +34,18 @@ class Reason(Enum):
 def refusal(reason: Reason, text: str) -> Refusal:
     """Return a refusal as it is sent."""
     return Refusal(reason.value, text)
+
+
+def identified(hello: Hello, life: Life, master_epoch: int) -> Hello:
+    """Return a HELLO with the id and the life of a member, for a term."""
+    return replace(
+        hello,
+        member_id=life.broker_id,
+        incarnation=life.incarnation,
+        starts=life.starts,
+        process=life.process,
+        master_epoch=master_epoch,
+    )
 
 
 def unlike(own: Hello, other: Hello) -> Refusal | None:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from broker.ha import plain_session, slave_session
-from broker.ha.epoch_file import EpochFile
+from broker.ha.epoch_file import StoredEpochs
 from broker.ha.epochs import EpochCache
 from broker.ha.frames import Hello, Refusal
 from broker.ha.greeting import Reason, refusal
@@ -35,8 +35,7 @@ from broker.ha.slave_session import Local, SlaveSession
 from broker.ha.stock_master import Life, StockMaster
 from broker.store.errors import LogMismatch, StoreError
 from infra.clock import Clock
-from infra.loop.threads import SYSTEM_THREADS, Threads
-from neve.entropy import Entropy, salt, unique_name
+from neve.entropy import Entropy, salt
 from neve.errors import NeveError
 
 log = logging.getLogger(__name__)
@@ -111,7 +110,35 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     master_epoch: int
     is_stock: bool = False
-    is_plain: bool = False  # an Apache master without a controller
+
+
+def member_session(
+    target: Target,
+    replica: ReplicaLog,
+    epochs: EpochCache,
+    own: Hello,
+    *,
+    confirm: int,
+    followed_epoch: int,
+    begins_at_frontier: bool = False,
+    is_learner: bool = False,
+    secret: bytes = b"",
+) -> SlaveSession:
+    """Return the protocol of a new connection to a master that a controller elected.
+
+    `own` is the HELLO with a new nonce, and without the epoch of the master.
+    """
+    local = Local(replica.min_physical_offset, replica.max_physical_offset, epochs.entries(), confirm, followed_epoch)
+    return SlaveSession(
+        local,
+        member_id=own.member_id,
+        master_epoch=target.master_epoch,
+        hello=None if target.is_stock else replace(own, answers="", master_epoch=target.master_epoch),
+        begins_at_frontier=begins_at_frontier,
+        is_learner=is_learner,
+        secret=secret,
+        last_record=replica.last_record,
+    )
 
 
 class HaClient:
@@ -120,36 +147,26 @@ class HaClient:
     def __init__(
         self,
         replica: ReplicaLog,
-        epochs: EpochCache,
-        epoch_file: EpochFile,
+        epochs: StoredEpochs,
         events: SlaveEvents,
+        new_session: Callable[[Target], Session],
         *,
-        own: Hello,
         clock: Clock,
         entropy: Entropy,
-        confirm: Callable[[], int],
-        followed_epoch: Callable[[], int],
         sync: Callable[[], Awaitable[None]] | None = None,
-        begins_at_frontier: bool = False,
-        is_learner: Callable[[], bool] = lambda: False,
         ask_stock_master: AskStockMaster | None = None,
-        secret: bytes = b"",
         tls: ssl.SSLContext | None = None,
-        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """Create a client.
 
-        `own` is the HELLO without nonce and epoch. `confirm` and `followed_epoch` return the stored values. `sync`
-        makes the log durable, and is given if an acknowledgement promises that.
+        `new_session` returns the protocol of a new connection. `sync` makes the log durable, and is given if an
+        acknowledgement promises that.
 
         `ask_stock_master` is for a master without a controller. It returns the master's properties, and the life of it
         that was followed last. It raises NeveError, OSError or TimeoutError.
         """
-        self._log, self._epochs, self._epoch_file, self._events = replica, epochs, epoch_file, events
-        self._own, self._clock, self._entropy, self._threads = own, clock, entropy, threads
-        self._confirm, self._followed_epoch, self._sync = confirm, followed_epoch, sync
-        self._begins_at_frontier, self._tls, self._secret = begins_at_frontier, tls, secret
-        self._is_learner = is_learner
+        self._log, self._epochs, self._events, self._new_session = replica, epochs, events, new_session
+        self._clock, self._entropy, self._sync, self._tls = clock, entropy, sync, tls
         self._stream: _Stream | None = None
         self._ask_stock_master = ask_stock_master
         self.session: Session | None = None
@@ -207,29 +224,6 @@ class HaClient:
         """Return the number of received bytes that wait for a slow action."""
         return 0 if self._stream is None else self._stream.held
 
-    def _new_session(self, target: Target) -> Session:
-        replica, own = self._log, self._own
-        local = Local(
-            replica.min_physical_offset,
-            replica.max_physical_offset,
-            self._epochs.entries(),
-            self._confirm(),
-            self._followed_epoch(),
-        )
-        if target.is_plain:
-            return PlainSession(local, own, replica.last_record)
-        hello = replace(own, nonce=unique_name(self._entropy), answers="", master_epoch=target.master_epoch)
-        return SlaveSession(
-            local,
-            member_id=own.member_id,
-            master_epoch=target.master_epoch,
-            hello=None if target.is_stock else hello,
-            begins_at_frontier=self._begins_at_frontier,
-            is_learner=self._is_learner(),
-            secret=self._secret,
-            last_record=replica.last_record,
-        )
-
     async def _run(self, session: Session, stream: _Stream) -> tuple[Refusal | None, bool]:
         driver = _Driver(self, session, stream)
         try:
@@ -274,23 +268,7 @@ class HaClient:
 
     async def take_epochs(self, entries: tuple[tuple[int, int], ...]) -> None:
         """Save new epochs before their first byte."""
-        wanted = EpochCache((*self._epochs.entries(), *entries))
-        await self._save_epochs(wanted)
-        for epoch, start in entries:
-            self._epochs.assign(epoch, start)
-
-    async def _save_epochs(self, wanted: EpochCache) -> None:
-        """Save epochs before they are used in memory. If it fails, the next connection tries again.
-
-        A cancellation waits for the end of the write. The next role saves epochs as well, and this write must not
-        follow it.
-        """
-        saving = asyncio.ensure_future(self._threads.run(self._epoch_file.save, wanted.entries()))
-        try:
-            await asyncio.shield(saving)
-        except asyncio.CancelledError:
-            await saving
-            raise
+        await self._epochs.assign(entries)
 
     async def cut(self, session: Session, to: int) -> Sequence[Action]:
         """Truncate the log where it diverges from the master's: first the bytes, then the epochs without bytes."""
@@ -298,11 +276,8 @@ class HaClient:
             await self._events.cut(to)
         end = self._log.max_physical_offset
         assert end <= to
-        wanted = EpochCache(self._epochs.entries())
-        if wanted.truncate(end):
-            await self._save_epochs(wanted)
-            self._epochs.truncate(end)
-        return session.parted(end, self._epochs.entries())
+        await self._epochs.truncate(end)
+        return session.parted(end, self._epochs.cache.entries())
 
     async def ask_stock_master(self, session: Session) -> Sequence[Action]:
         """Query the master's properties over another connection, while this one stays open."""

@@ -459,16 +459,16 @@ def _cells(states: tuple[State, ...], handler: _Handler) -> dict[State, _Handler
     return dict.fromkeys(states, handler)
 
 
-_LEADING = (State.MASTER, State.HANDING_OVER)
+LEADING = (State.MASTER, State.HANDING_OVER)
 _TURNING = (State.TURNING_MASTER, State.TURNING_SLAVE)
-_KNOWN = (State.WAITING, *_TURNING, *_LEADING, State.SLAVE)
+_KNOWN = (State.WAITING, *_TURNING, *LEADING, State.SLAVE)
 
 _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     Tick: {
         **_cells((State.NAMELESS, State.UNREGISTERED), Member._unregistered_tick),
         **_cells((State.WAITING, State.SLAVE), Member._slave_tick),
         **_cells(_TURNING, Member._tick),
-        **_cells(_LEADING, Member._master_tick),
+        **_cells(LEADING, Member._master_tick),
     },
     StockControllers: dict.fromkeys(State, Member._under_stock_controllers),
     NextBrokerId: {State.NAMELESS: _apply_for_id},
@@ -482,8 +482,8 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     RoleTaken: _cells(_TURNING, Member._role_is_taken),
     ConfirmHeard: {State.SLAVE: Member._confirm_heard},
     CutWanted: _cells((State.TURNING_SLAVE, State.SLAVE), Member._cut),
-    AlterRefused: _cells(_LEADING, Member._alter_refused),
-    ArchiveSettled: _cells(_LEADING, Member._archive_settled),
+    AlterRefused: _cells(LEADING, Member._alter_refused),
+    ArchiveSettled: _cells(LEADING, Member._archive_settled),
     MasterSettled: {State.SLAVE: Member._master_settled},
     HandOver: {State.MASTER: Member._begin_switchover},
     MetadataSynced: {State.HANDING_OVER: Member._metadata_synced},

@@ -11,14 +11,18 @@ acknowledged.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec
 
 import msgspec
 
 from broker.ha.member_events import Saved
 from infra.disk.filesystem import Disk
 from infra.disk.versioned_file import VersionedFile
-from infra.loop.locks import NewLock, new_lock
+from infra.loop.threads import SYSTEM_THREADS, Threads
+
+P = ParamSpec("P")
 
 DIRECTORY = "ha"
 _NAME, _PLACE = "member.json", "place"
@@ -49,12 +53,12 @@ class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 class MemberFile:
     """Access to the files of a member. Each save is durable when it returns. Thread-safe."""
 
-    def __init__(self, disk: Disk, root: Path, new_lock: NewLock = new_lock) -> None:
+    def __init__(self, disk: Disk, root: Path, threads: Threads = SYSTEM_THREADS) -> None:
         self._disk = disk
         self.directory = root / DIRECTORY
         self._place = self.directory / _PLACE
         self._file = VersionedFile(disk, self.directory / _NAME, Kept, MemberFileDamaged)
-        self._writing = new_lock()
+        self._threads, self._writing = threads, threads.lock()
         self._kept = Kept()
 
     @property
@@ -113,6 +117,10 @@ class MemberFile:
         with self._writing:
             if self._kept.lacks_tables is whole:
                 self._write(msgspec.structs.replace(self._kept, lacks_tables=not whole))
+
+    async def in_thread(self, change: Callable[P, None], *arguments: P.args, **keywords: P.kwargs) -> None:
+        """Run one of the changes above on a thread."""
+        await self._threads.run(change, *arguments, **keywords)
 
     def _write(self, kept: Kept) -> None:
         self._file.write(kept)

@@ -15,28 +15,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from broker.ha.asked import Asked
-from broker.ha.epoch_file import EpochFile
-from broker.ha.epochs import EpochCache
 from broker.ha.frames import Hello
 from broker.ha.ha_client import HaClient, Target
-from broker.ha.slave_session import SlaveState
+from broker.ha.plain_session import PlainSession
+from broker.ha.slave_session import Local, SlaveState
 from broker.ha.stock_master import Life, StockMaster, read_look, read_stock_master
 from broker.ha.stock_reach import Look, flush_takes_s
 from broker.role import BrokerRole, Role
 from broker.store.message_store import MessageStore
-from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.disk.versioned_file import VersionedFile
 from infra.loop.in_steps import run_beside
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from infra.process.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
-from neve.entropy import Entropy
 from neve.errors import NeveError
 from neve.remoting.codes import RequestCode
 
@@ -106,17 +103,14 @@ class PlainSlave:
         own: Hello,
         *,
         store: MessageStore,
-        disk: Disk,
-        root: Path,
+        file: FollowedFile,
+        new_client: Callable[[PlainSlave], HaClient],
         api: Asked,
         following: Callable[[str, int], None],
         advanced: Callable[[], None],
         archive: Callable[[], Archive],
         forget_poll: Callable[[], None],
         role: BrokerRole,
-        clock: Clock,
-        entropy: Entropy,
-        sync_log: Callable[[], Awaitable[None]] | None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """Create a slave.
@@ -124,13 +118,12 @@ class PlainSlave:
         `own` has the settings that have to match the master's. `following` is called with address and start time of the
         master once the whole log is its. `advanced` is called after each growth of the log.
 
-        `forget_poll` durably drops the stored positions of the master, before a truncation. `sync_log` is given if
-        acknowledgements promise durability.
+        `forget_poll` durably drops the stored positions of the master, before a truncation.
         """
         self._store, self._role, self._api, self._threads = store, role, api, threads
         self._following, self._advanced, self._archive = following, advanced, archive
         self._forget_poll = forget_poll
-        self._file = FollowedFile(disk, root)
+        self._file, self._own = file, own
         self._file_size = own.mapped_file_size_commit_log
         self._followed: Life | None = None
         self._told: StockMaster | None = None
@@ -139,20 +132,7 @@ class PlainSlave:
         self._address = self._ha_address = ""
         self._changed = asyncio.Event()
         role.become(Role.FENCED)
-        self.client = HaClient(
-            store,
-            EpochCache(),
-            EpochFile(disk, root / DIRECTORY),
-            self,
-            own=own,
-            clock=clock,
-            entropy=entropy,
-            confirm=lambda: 0,
-            followed_epoch=lambda: 0,
-            sync=sync_log,
-            ask_stock_master=self._ask_master,
-            threads=threads,
-        )
+        self.client = new_client(self)
 
     # -- start
 
@@ -205,7 +185,7 @@ class PlainSlave:
         host, _, port = self._ha_address.rpartition(":")
         if not host or not port.isdigit():
             return None
-        return Target(host=host.strip("[]"), port=int(port), master_epoch=0, is_plain=True)
+        return Target(host=host.strip("[]"), port=int(port), master_epoch=0)
 
     @property
     def master_address(self) -> str:
@@ -239,7 +219,14 @@ class PlainSlave:
         if not self._is_cutting:
             self._role.become(Role.SLAVE, has_master=self.is_attached)
 
-    async def _ask_master(self) -> tuple[StockMaster, Life | None]:
+    def new_session(self, target: Target) -> PlainSession:
+        """Return the protocol of a new connection."""
+        store = self._store
+        local = Local(store.min_physical_offset, store.max_physical_offset, (), confirm=0, followed_epoch=0)
+        return PlainSession(local, self._own, store.last_record)
+
+    async def ask_master(self) -> tuple[StockMaster, Life | None]:
+        """Query the master's properties. Return them, and the life of it that was followed last."""
         ask, address = self._api.ask, self._address
         properties = await ask(address, RequestCode.GET_BROKER_CONFIG, {})
         runtime = await ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})

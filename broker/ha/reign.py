@@ -16,25 +16,24 @@ log = logging.getLogger(__name__)
 
 
 class Reign:
-    """Admission of one broker, as master or slave. The manager sets `leads` and `member`."""
+    """Admission of one broker, as master or slave. The set's part `MemberRole` sets `leads`."""
 
-    def __init__(self, ha_service: HaService, clock: Clock) -> None:
-        self._ha_service, self._now = ha_service, clock.monotonic
-        self.member: Member | None = None
+    def __init__(self, member: Member, ha_service: HaService, clock: Clock) -> None:
+        self._member, self._ha_service, self._now = member, ha_service, clock.monotonic
         #: This member is the master, its role-dependent state is loaded, and no switchover is in progress.
         self.leads = False
 
     def may_append(self) -> bool:
         """Return whether appends are allowed: this member leads, and enough members are in sync."""
-        return self.leads and self.member is not None and self.member.may_append(self._now())
+        return self.leads and self._member.may_append(self._now())
 
     def acknowledged(self) -> int:
         """Return the offset below which records may be acknowledged; -1: none."""
-        return -1 if self.member is None else self.member.acknowledged(self._now())
+        return self._member.acknowledged(self._now())
 
     def why_silent(self) -> str:
         """Return the reason for the error answers that clients get while nothing may be acknowledged."""
-        confirming = None if self.member is None else self.member.confirming
+        confirming = self._member.confirming
         held = Held.FENCED if confirming is None else confirming.held(self._now())[0]
         return f"{held.value}: another may be master" if held is Held.CUT_OFF else held.value
 
@@ -43,7 +42,7 @@ class Reign:
 
         `synced` is the own durable end.
         """
-        confirming = None if self.member is None else self.member.confirming
+        confirming = self._member.confirming
         return -1 if confirming is None else confirming.archivable(synced)
 
     def deposed(self) -> None:

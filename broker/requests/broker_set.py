@@ -49,9 +49,9 @@ class BrokerSetProcessor:
         """Return the addresses of this master (906); `masterFlushOffset` is the end of its log at its start."""
         replicas, (host, port) = self._in_set(), self._address
         ext = {
-            "masterHaAddress": f"{host}:{replicas.ha_service.port}",
+            "masterHaAddress": f"{host}:{replicas.term.ha_service.port}",
             "masterAddress": f"{host}:{port}",
-            "masterFlushOffset": str(replicas.end_at_start),
+            "masterFlushOffset": str(replicas.life.end_at_start),
             HELLO_FORMAT: str(FORMAT),
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
@@ -61,17 +61,18 @@ class BrokerSetProcessor:
         """Return the state of replication (907)."""
         replicas, end = self._replicas, self._store.max_physical_offset
         slave = self._plain_slave
-        is_master = slave is None and (replicas is None or replicas.leads)
+        is_master = slave is None and (replicas is None or replicas.role.leads)
         as_slave = dict[str, Any]()
         if slave is not None:
             as_slave = self._as_slave(slave.master_address, activated=slave.is_attached)
         elif replicas is not None and not is_master:
-            session = replicas.client.session if replicas.client is not None else None
+            client = replicas.role.client
+            session = client.session if client is not None else None
             as_slave = self._as_slave(replicas.member.record.view.master_address, activated=session is not None)
         body: dict[str, Any] = {
             "haClientRuntimeInfo": as_slave,
             "haConnectionInfo": [] if replicas is None else _slaves(replicas, end),
-            "inSyncSlaveNums": 0 if replicas is None else replicas.in_sync_slaves,
+            "inSyncSlaveNums": 0 if replicas is None else len(replicas.term.in_sync),
             "master": is_master,
             "masterCommitLogMaxOffset": end,
         }
@@ -137,7 +138,7 @@ def _slaves(replicas: ReplicasManager, end: int) -> list[dict[str, Any]]:
     if confirming is None:
         return []
     found = []
-    for member_id, session in sorted(replicas.ha_service.slaves.items()):
+    for member_id, session in sorted(replicas.term.ha_service.slaves.items()):
         acknowledged = max(confirming.end_of(member_id), 0)
         found.append({
             "addr": f"member {member_id}",

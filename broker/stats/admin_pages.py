@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 
 from broker.archiving.archive import AnyArchive
 from broker.config import GRACE_MAX_MS, BrokerConfig
+from broker.ha import member_status
 from broker.ha.replicas_manager import HandOverNotDecided, HandOverRefused, ReplicasManager
 from broker.life import BrokerLife
 from broker.stats.conditions import Conditions
@@ -315,7 +316,7 @@ class AdminPages:
         """Return this member's view of its broker set."""
         if self._replicas is None:
             return _IN_NO_SET
-        return json_response(self._replicas.status())
+        return json_response(member_status.status(self._replicas))
 
     async def hand_over(self, request: Request) -> Response:
         """Switch over to another member: `to`, or the most advanced one."""

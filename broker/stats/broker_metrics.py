@@ -139,20 +139,22 @@ def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager |
     gauge(
         "set_members",
         "members that a controller has in its register, in sync or not; 0 with Apache's, which does not say",
-        of_set(lambda set_: set_.registered),
+        of_set(lambda set_: set_.requests.registered),
     )
-    gauge("set_slaves", "members that follow this one", of_set(lambda set_: len(set_.ha_service.slaves)))
+    gauge("set_slaves", "members that follow this one", of_set(lambda set_: len(set_.term.ha_service.slaves)))
     gauge(
         "set_unconfirmed_bytes", "of the log, not known to be with all in sync", of_set(lambda set_: set_.unconfirmed)
     )
     gauge(
         "set_controllers",
         "controllers that this broker is connected to",
-        of_set(lambda set_: set_.controllers.connected),
+        of_set(lambda set_: set_.requests.controllers.connected),
     )
     counter("set_switches_total", "changes of this member's role", of_set(lambda set_: set_.switches.total()))
-    counter("set_cuts_total", "ends of the log cut off and kept in diverged/", of_set(lambda set_: set_.cuts))
-    counter("set_refused_total", "slaves turned away", of_set(lambda set_: set_.ha_service.refused.total()))
+    counter(
+        "set_cuts_total", "ends of the log cut off and kept in diverged/", of_set(lambda set_: set_.tail.truncations)
+    )
+    counter("set_refused_total", "slaves turned away", of_set(lambda set_: set_.term.ha_service.refused.total()))
 
 
 def register_following(

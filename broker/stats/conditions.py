@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from broker.archiving.archive import AnyArchive
 from broker.clients.broker_outer_api import BrokerOuterApi
+from broker.ha.member_status import faults
 from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import ReplicasManager
 from broker.life import BrokerLife
@@ -102,7 +103,7 @@ class Conditions:
         found = list[Condition]()
         if self._replicas is not None:
             then = "it goes on by itself once the cause is gone; docs/high-availability.md has each"
-            found += [Condition(*trouble, then) for trouble in self._replicas.troubles()]
+            found += [Condition(*fault, then) for fault in faults(self._replicas)]
         if self._plain_slave is not None and (fault := self._plain_slave.client.trouble) is not None:
             means = "what is here is served, and the master's log is not copied on; nothing is archived"
             found.append(Condition(_MASTER, 0, fault.text, means, "it asks again each few seconds"))

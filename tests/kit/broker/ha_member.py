@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from msgspec.structs import replace
 
 from broker.ha.confirm import Confirm, ConfirmRules, Replication, SyncStateSet
-from broker.ha.epoch_file import EpochFile
+from broker.ha.epoch_file import EpochFile, StoredEpochs
 from broker.ha.frames import (
     Hello,
 )
-from broker.ha.ha_client import CutRefused, HaClient, Target
+from broker.ha.ha_client import CutRefused, HaClient, Target, member_session
 from broker.ha.ha_service import HaService, Leadership
 from broker.ha.master_session import StreamRules
+from broker.ha.slave_session import SlaveSession
 from broker.store.errors import TruncationRefused
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock, SystemClock
 from infra.net.tls import ServerTls
-from neve.entropy import system_entropy
+from neve.entropy import system_entropy, unique_name
 from tests.kit.broker.ha_session import hello
 from tests.kit.store.replicas import log_of, open_store
 from tests.kit.store.sim_disk import SimDisk
@@ -53,7 +55,9 @@ class HaMember:
         self.store = open_store(self.disk, self.clock, following=True, **changes)
         self.disk.make_dirs(HOME)
         self.epoch_file = EpochFile(self.disk, HOME)
-        self.epochs = self.epoch_file.load()
+        self.stored_epochs = StoredEpochs(self.epoch_file)
+        self.stored_epochs.load()
+        self.epochs = self.stored_epochs.cache
         self.epochs.drop_above(self.store.max_physical_offset)
         self.confirmed_to = self.followed = 0
         self.came: list[Hello | None] = []
@@ -138,16 +142,23 @@ class HaMember:
         sync: Callable[[], Awaitable[None]] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> HaClient:
+        def new_session(target: Target) -> SlaveSession:
+            return member_session(
+                target,
+                self.store,
+                self.epochs,
+                replace(own or hello(self.id), nonce=unique_name(system_entropy)),
+                confirm=self.confirmed_to,
+                followed_epoch=self.followed,
+            )
+
         return HaClient(
             self.store,
-            self.epochs,
-            self.epoch_file,
+            self.stored_epochs,
             self,
-            own=own or hello(self.id),
+            new_session,
             clock=SystemClock(),
             entropy=system_entropy,
-            confirm=lambda: self.confirmed_to,
-            followed_epoch=lambda: self.followed,
             sync=sync,
             tls=tls,
         )

@@ -67,7 +67,7 @@ class BrokerMember:
 
     @property
     def leads(self) -> bool:
-        return self.is_up and self.replicas.leads
+        return self.is_up and self.replicas.role.leads
 
     @property
     def role(self) -> Role:

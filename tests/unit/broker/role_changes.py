@@ -39,6 +39,6 @@ async def hand_to(brokers: Set, target: BrokerMember) -> None:
     replicas = target.replicas
     ext = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "designateElect": "true"}
     call = Call(Code.CONTROLLER_ELECT_MASTER, {**ext, "brokerId": str(replicas.member.broker_id)})
-    answer = await replicas.controllers.ask(call)
+    answer = await replicas.requests.controllers.ask(call)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     await until(lambda: target.leads, "the designated one leads")

@@ -28,6 +28,7 @@ from broker.ha.frames import (
 from broker.ha.member import State
 from broker.ha.member_events import Saved
 from broker.ha.member_file import MemberFile
+from broker.ha.member_status import faults, status
 from broker.ha.replicas_manager import HandOverRefused
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import Role
@@ -259,7 +260,7 @@ async def elect_uncleanly(brokers: Set, chosen: BrokerMember, *gone: BrokerMembe
         (Code.CLEAN_BROKER_DATA, {"brokerControllerIdsToClean": ids, "isCleanLivingBroker": "true"}),
         (Code.CONTROLLER_ELECT_MASTER, {"brokerId": str(chosen.replicas.member.broker_id), "designateElect": "true"}),
     ):
-        answer = await chosen.replicas.controllers.ask(Call(code, of_set | ext))
+        answer = await chosen.replicas.requests.controllers.ask(Call(code, of_set | ext))
         assert answer.code == ResponseCode.SUCCESS, answer.remark
     await until(lambda: chosen.state is State.MASTER, "it is elected")
 
@@ -305,7 +306,7 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
         if settles:
             away.clear()
             await until(lambda: lacking.leads, "it leads once the store is back")
-            reign = lacking.replicas.leads_in
+            reign = lacking.replicas.term.leads_in
             await until(lambda: on_disk(heir).settled_in == reign, "its slave is told")
             assert heir.broker.store.next_offset(TOPIC, 0) == 5, "that raises what it raised"
             assert heir.broker.store.min_offset(TOPIC, 0) == 5, "and reads from the archive what lies below"
@@ -338,7 +339,7 @@ async def test_registered_members_include_one_that_is_away(tmp_path: Path) -> No
         (slave,) = await brokers.slaves()
         await slave.stop()
         await until(lambda: brokers.in_sync(master) == 1, "it goes on alone")
-        await until(lambda: master.replicas.registered == 2, "it is a member still")
+        await until(lambda: master.replicas.requests.registered == 2, "it is a member still")
 
 
 def on_disk(member: BrokerMember) -> Saved:
@@ -414,32 +415,32 @@ async def test_new_members_of_an_existing_set_lead_only_when_designated(tmp_path
     async with broker_set(tmp_path, "brokerSetExists=true", members=2) as brokers:
         for member in brokers.members:
             await until(
-                lambda member=member: [one.name for one in member.replicas.troubles()] == ["broker set: not found"],  # type: ignore[misc]
+                lambda member=member: [one.name for one in faults(member.replicas)] == ["broker set: not found"],  # type: ignore[misc]
                 "it says what it waits for",
             )
         (first, second) = brokers.members
-        await until(lambda: first.replicas.asked["AskReplicaInfo"] >= 4, "its controller may elect by now")
-        assert {member.replicas.asked["Elect"] for member in brokers.members} == {0}
+        await until(lambda: first.replicas.requests.sent["AskReplicaInfo"] >= 4, "its controller may elect by now")
+        assert {member.replicas.requests.sent["Elect"] for member in brokers.members} == {0}
         await hand_to(brokers, first)
         await put(first, b"1")
         await shows(second, b"1")
-        assert first.replicas.troubles() == []
+        assert faults(first.replicas) == []
 
 
 async def test_troubles_of_a_member_are_on_its_status_pages(tmp_path: Path) -> None:
     async with broker_set(tmp_path, members=2) as brokers:
         master = await brokers.master()
         (slave,) = await brokers.slaves()
-        assert master.replicas.troubles() == []
-        await until(lambda: slave.replicas.troubles() == [], "it follows")
-        assert slave.replicas.status()["master"] == master.replicas.member.broker_id
+        assert faults(master.replicas) == []
+        await until(lambda: faults(slave.replicas) == [], "it follows")
+        assert status(slave.replicas)["master"] == master.replicas.member.broker_id
         await slave.stop()
         await put_unconfirmed(master)
-        (trouble,) = master.replicas.troubles()
+        (trouble,) = faults(master.replicas)
         assert trouble.why.startswith(Held.AWAY.value)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(master.broker.archive, "unsettled", "the store is away")
-            assert "the store is away" in [trouble.why for trouble in master.replicas.troubles()]
+            assert "the store is away" in [trouble.why for trouble in faults(master.replicas)]
 
 
 async def test_members_authenticate_if_users_do(tmp_path: Path) -> None:
@@ -459,8 +460,8 @@ async def test_members_authenticate_if_users_do(tmp_path: Path) -> None:
         slaves = await brokers.slaves()
         master.broker.topics.create_plain("secret", 1)
         await until(lambda: all("secret" in slave.broker.topics.topics for slave in slaves), "it comes with the log")
-        host, port = "127.0.0.1", master.replicas.ha_service.port
-        member = replace(master.replicas.ha_service.leadership.own, member_id=9, nonce="n")  # type: ignore[union-attr]
+        host, port = "127.0.0.1", master.replicas.term.ha_service.port
+        member = replace(master.replicas.term.ha_service.leadership.own, member_id=9, nonce="n")  # type: ignore[union-attr]
         reader, writer = await asyncio.open_connection(host, port, ssl=client_context(str(certificate)))
         writer.write(encode_hello(member) + encode_slave_handshake(SlaveHandshake(9)) + encode_ack(0, 0))
         frames = MasterFrames().receive_data(await reader.read())
@@ -515,7 +516,7 @@ def test_slave_with_truncated_changes_in_its_tables_stays_a_learner(
             await heir.start()
             await until(lambda: heir.leads, "the other leads")
             await former.start()
-            await until(lambda: former.replicas.cuts == 1, "what it had alone is cut")
+            await until(lambda: former.replicas.tail.truncations == 1, "what it had alone is cut")
             await until(lambda: former.end == heir.end, "it has all of the log")
             assert "cut" in former.broker.topics.topics, "nothing that is here says what there was before"
             kept = MemberFile(RealDisk(), former.root)

@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 
 from bench.wire import pull_ext, send_ext
-from broker.ha import replicas_manager
+from broker.ha import master_term
 from broker.ha.member import State
+from broker.ha.member_status import faults
 from broker.ha.replicas_manager import HandOverRefused
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import SlaveSynchronize
@@ -162,7 +163,7 @@ async def test_member_deposed_before_it_could_lead_follows_with_the_sets_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with of_three(tmp_path) as (brokers, former, heir, other):
-        monkeypatch.setattr(replicas_manager, "LEAD_TRIES", 1 << 30)
+        monkeypatch.setattr(master_term, "LEAD_TRIES", 1 << 30)
         failed = asyncio.Event()
         registered = heir.broker.topics.lead
 
@@ -270,8 +271,8 @@ async def test_promotion_sends_heartbeats_and_refuses_sends_while_it_allocates(
         try:
             elected = asyncio.create_task(hand_to(brokers, heir))
             await until(lambda: begun.is_set() and heir.state is State.MASTER, "the elected one allocates a file")
-            asked = heir.replicas.asked["Heartbeat"]
-            await until(lambda: heir.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
+            asked = heir.replicas.requests.sent["Heartbeat"]
+            await until(lambda: heir.replicas.requests.sent["Heartbeat"] >= asked + 2, "its heartbeats go on")
             assert not heir.leads
             connection = await heir.connect()
             refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **send_ext(TOPIC, 0))
@@ -349,9 +350,9 @@ async def test_member_refuses_reads_and_sends_heartbeats_in_a_truncation(
         ) as (former, _):
             await until(begun.is_set, "the log is recovered")
             assert former.role is Role.FENCED
-            assert "broker set: log is cut" in {trouble.name for trouble in former.replicas.troubles()}
-            asked = former.replicas.asked["Heartbeat"]
-            await until(lambda: former.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
+            assert "broker set: log is cut" in {trouble.name for trouble in faults(former.replicas)}
+            asked = former.replicas.requests.sent["Heartbeat"]
+            await until(lambda: former.replicas.requests.sent["Heartbeat"] >= asked + 2, "its heartbeats go on")
             connection = await former.connect()
             refused = await ask(connection, Code.PULL_MESSAGE, **pull_ext("readers", TOPIC, 0, 0))
             assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -405,8 +406,8 @@ async def test_deposed_master_serves_and_saves_nothing_while_it_reloads(
             with pytest.raises(BrokerError, match="master of its set no more"):
                 await former.broker.topics.file.save()
             await former.broker.change_of_role.follow_pops()
-            asked = former.replicas.asked["Heartbeat"]
-            await until(lambda: former.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
+            asked = former.replicas.requests.sent["Heartbeat"]
+            await until(lambda: former.replicas.requests.sent["Heartbeat"] >= asked + 2, "its heartbeats go on")
             assert former.role is Role.FENCED
         finally:
             may_end.set()

@@ -94,7 +94,7 @@ async def test_raised_queues_are_divided_into_small_and_complete_records() -> No
     log = JournaledLog()
     raised = {f"{number:03d}{'long' * 60}": dict.fromkeys(range(number % 5), 1 << 60) for number in range(2_000)}
     raised["many"] = dict.fromkeys(range(5_000), 9)
-    assert await (await leading(log, raised)).say_settled()
+    assert await (await leading(log, raised)).record_settled()
     *records, last = log.said
     assert last == ArchiveSettled(epoch=EPOCH)
     assert max(len(encode_change(change)) for change in records) < 17 << 10
@@ -116,14 +116,14 @@ async def test_records_refused_for_seconds_are_logged_once(caplog: pytest.LogCap
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
     for _ in range(4):
-        assert not await role.say_settled()
+        assert not await role.record_settled()
     assert warned() == [], "a second is nothing"
     for _ in range(100):
-        assert not await role.say_settled()
+        assert not await role.record_settled()
     (warning,) = warned()
     assert "too few members are in sync" in warning
     log.refused = ()
-    assert await role.say_settled()
+    assert await role.record_settled()
     assert log.said == [QueuesRaised(queues={"t": {0: 5}}), ArchiveSettled(epoch=EPOCH)]
 
 
@@ -133,13 +133,13 @@ async def test_raised_queues_are_saved_before_the_archive_is_reported_settled() 
     role = await leading(log, {"t": {0: 5}})
     log.is_full = True
     for _ in range(3):
-        assert not await role.say_settled()
+        assert not await role.record_settled()
     assert log.said == [QueuesRaised(queues={"t": {0: 5}})], "once"
     log.is_full, log.refused = False, (ArchiveSettled,)
     for _ in range(3):
-        assert not await role.say_settled()
+        assert not await role.record_settled()
     log.refused = ()
-    assert await role.say_settled()
+    assert await role.record_settled()
     assert (log.said[1:], log.saved_behind) == ([ArchiveSettled(epoch=EPOCH)], [1]), "and once"
 
 
@@ -160,6 +160,6 @@ async def test_deposed_master_logs_no_raised_queues() -> None:
     log = JournaledLog()
     role = await leading(log, {"t": {0: 5}})
     role.follow()
-    assert await role.say_settled()
+    assert await role.record_settled()
     log.journal.record(ArchiveSettled(epoch=EPOCH + 1))
     assert log.said == [ArchiveSettled(epoch=EPOCH + 1)]

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from broker.ha.ha_client import HaClient, Target
+from broker.ha.plain_session import PlainSession
+from broker.ha.slave_session import Local
 from broker.ha.stock_master import Life, StockMaster
 from infra.clock import SystemClock
 from neve.entropy import system_entropy
@@ -30,16 +32,18 @@ class PlainFollower:
         member = self.member
         return HaClient(
             member.store,
-            member.epochs,
-            member.epoch_file,
+            member.stored_epochs,
             self,
-            own=hello(B, mapped_file_size_commit_log=self.master.file_size),
+            self._new_session,
             clock=SystemClock(),
             entropy=system_entropy,
-            confirm=lambda: 0,
-            followed_epoch=lambda: 0,
             ask_stock_master=self._ask,
         )
+
+    def _new_session(self, target: Target) -> PlainSession:
+        store = self.member.store
+        local = Local(store.min_physical_offset, store.max_physical_offset, (), confirm=0, followed_epoch=0)
+        return PlainSession(local, hello(B, mapped_file_size_commit_log=self.master.file_size), store.last_record)
 
     async def _ask(self) -> tuple[StockMaster, Life | None]:
         self._told = self.master.says()
@@ -58,7 +62,7 @@ class PlainFollower:
 
     @asynccontextmanager
     async def follows(self) -> AsyncIterator[None]:
-        target = Target(host="127.0.0.1", port=self.master.port, master_epoch=0, is_plain=True)
+        target = Target(host="127.0.0.1", port=self.master.port, master_epoch=0)
         task = asyncio.create_task(self.client.follow(target))
         try:
             yield

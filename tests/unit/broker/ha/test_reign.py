@@ -25,8 +25,8 @@ def reigning(clock: ManualClock) -> tuple[Reign, Confirm]:
     member.confirming = Confirm(
         RULES, A, 1, in_sync, epoch_start=0, own_end=0, confirm=0, now=clock.monotonic(), is_alone=False
     )
-    reign = Reign(cast("HaService", None), clock)
-    reign.member, reign.leads = member, True
+    reign = Reign(member, cast("HaService", None), clock)
+    reign.leads = True
     return reign, member.confirming
 
 
