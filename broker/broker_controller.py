@@ -34,7 +34,7 @@ from broker.clients.registration import Registration
 from broker.config import BrokerConfig
 from broker.ha.ha_client import HaClient
 from broker.ha.plain_slave import PlainSlave, refuse_slaves
-from broker.ha.replicas_manager import TICK_S, HandOverRefused, ReplicasManager
+from broker.ha.replicas_manager import TICK_S, ReplicasManager, SwitchoverRefused
 from broker.ha.settings import is_slave, settings_of
 from broker.importing.store_import import Report, StoreImport, refuse_unfinished_import
 from broker.intake.disk_mark import DiskMark, used_ratio
@@ -272,7 +272,7 @@ class BrokerController:
                 clock=self.clock,
                 threads=self._threads,
             )
-            broker_set = self.membership.reign
+            broker_set = self.membership.admission
         #: Queue of answers that wait for the set; None: a single broker.
         self.group_transfer: GroupTransfer | None = None
         if broker_set is not None:
@@ -552,7 +552,7 @@ class BrokerController:
             clock,
             self._disk,
             self._machine.outside,
-            broker_set=None if self.membership is None else self.membership.reign,
+            broker_set=None if self.membership is None else self.membership.admission,
             follows=is_slave(config),
             journal=self.journal,
         )
@@ -609,7 +609,7 @@ class BrokerController:
             return
         books = ChangeOfRole(
             self.store,
-            membership.reign,
+            membership.admission,
             journal=self.journal,
             metadata=self.metadata,
             synchronize=self.synchronize,
@@ -1092,8 +1092,8 @@ class BrokerController:
         if not self.replicas.role.leads:
             return
         try:
-            await self.replicas.hand_over()
-        except HandOverRefused as error:
+            await self.replicas.switch_over()
+        except SwitchoverRefused as error:
             log.info("the set elects another master when this one is gone: %s", error)
 
     async def _leave_set(self) -> None:

@@ -16,7 +16,7 @@ A change to slave has two parts as well. `follow` runs in one callback. `reload`
 and in slices. The table files are suspended and no client is served until it has ended.
 
 Neither waits for a checkpoint of the queues. A start after a crash rebuilds the queues above the last checkpoint from
-the log, which was synced before its epoch began (`CutTornTail`).
+the log, which was synced before its epoch began (`TruncateTornTail`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import msgspec
 
 from broker.archiving.deletion import DoomedQueues
 from broker.clients.registration import Registration
-from broker.ha.reign import Reign
+from broker.ha.admission import MemberAdmission
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
@@ -53,7 +53,7 @@ _EVENTS_AT_ONCE = 200
 _BYTES_A_RECORD = 16 << 10
 _BYTES_A_QUEUE = 40  # its number and its offset
 # Tries before a warning, four per second: a set that lacks members for a moment needs no warning.
-_TRIES_TILL_WARNING = 20
+_TRIES_BEFORE_WARNING = 20
 
 
 class ChangeOfRole:
@@ -62,7 +62,7 @@ class ChangeOfRole:
     def __init__(
         self,
         store: MessageStore,
-        reign: Reign,
+        admission: MemberAdmission,
         *,
         journal: MetadataJournal,
         metadata: MetadataLog,
@@ -83,13 +83,13 @@ class ChangeOfRole:
         the archive names, and returns the queues that were raised, with their ends.
         """
         self._threads = threads
-        self._store, self._reign = store, reign
+        self._store, self._admission = store, admission
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
         self._doomed, self._registration, self._go_on = doomed, registration, go_on
         self._files = tuple(files)
         self._journal = journal
-        self._unsaid: ArchiveSettled | None = None  # record of this term that the log has not accepted yet
+        self._unrecorded: ArchiveSettled | None = None  # record of this term that the log has not accepted yet
         self._raised: Mapping[str, Mapping[int, int]] = {}  # by `prepare`
         self._has_unsaved = False  # queues were raised, and that records of the log do so is not saved
         self._tries = 0
@@ -123,7 +123,7 @@ class ChangeOfRole:
         Raise StoreError, StartupError or UnreadableChange: then the log remains a slave's.
         """
         self._store.lead()
-        self._reign.leads = True
+        self._admission.leads = True
         try:
             # First: if a crash separated the end of a transaction from its mark, the mark is appended before any other
             # record.
@@ -133,16 +133,16 @@ class ChangeOfRole:
         except BaseException:
             self._close()
             raise
-        self._journal.owe(_told(self._raised))
+        self._journal.owe(_raised_records(self._raised))
         self._has_unsaved, self._tries = bool(self._raised), 0
-        self._unsaid = ArchiveSettled(epoch=epoch)
+        self._unrecorded = ArchiveSettled(epoch=epoch)
 
     async def record_settled(self) -> bool:
         """Record in the log, for later masters, which queues were raised, and that the archive is settled.
 
         Return False if the log accepts no record now.
         """
-        if self._unsaid is None:
+        if self._unrecorded is None:
             return True
         try:
             self._journal.record_owed()
@@ -150,26 +150,26 @@ class ChangeOfRole:
                 # A later truncation, or a start, that finds the last record lowers no queue.
                 await self._threads.run(self._store.write_queue_state, self._store.queue_state_image())
                 self._has_unsaved = False
-            if self._unsaid is not None:  # the term may have ended meanwhile
-                self._journal.record(self._unsaid)
+            if self._unrecorded is not None:  # the term may have ended meanwhile
+                self._journal.record(self._unrecorded)
         except (BrokerError, OSError) as error:
             self._tries += 1
-            level = logging.WARNING if self._tries == _TRIES_TILL_WARNING else logging.DEBUG
-            log.log(level, "who follows is not told yet that the archive is settled: %s", error)
+            level = logging.WARNING if self._tries == _TRIES_BEFORE_WARNING else logging.DEBUG
+            log.log(level, "the log does not record yet that the archive is settled: %s", error)
             return False
-        self._unsaid = None
+        self._unrecorded = None
         return True
 
     def follow(self) -> None:
         """Reject own records from this moment on, and suspend saving of the tables, which may contain some."""
-        self._unsaid = None
+        self._unrecorded = None
         self._journal.owe(())
         for file in self._files:
             file.suspend()
         self._close()
 
     def _close(self) -> None:
-        self._reign.leads = False
+        self._admission.leads = False
         if not self._store.is_following:
             self._store.follow()
 
@@ -226,7 +226,7 @@ class ChangeOfRole:
         self._registration.soon()
 
 
-def _told(raised: Mapping[str, Mapping[int, int]]) -> Iterator[QueuesRaised]:
+def _raised_records(raised: Mapping[str, Mapping[int, int]]) -> Iterator[QueuesRaised]:
     queues: dict[str, dict[int, int]] = {}
     size = 0
     for topic, ends in raised.items():

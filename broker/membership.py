@@ -15,6 +15,7 @@ from broker.archiving.archive import AnyArchive
 from broker.change_of_role import ChangeOfRole
 from broker.clients.master_api import MasterApi
 from broker.config import BrokerConfig
+from broker.ha.admission import MemberAdmission
 from broker.ha.archive_settling import ArchiveSettling
 from broker.ha.controller_calls import Identity
 from broker.ha.controller_requests import ControllerRequests, Spawn
@@ -33,7 +34,6 @@ from broker.ha.member_file import MemberFile
 from broker.ha.member_life import MemberLife
 from broker.ha.member_role import MemberRole
 from broker.ha.plain_slave import DIRECTORY, FollowedFile, PlainSlave
-from broker.ha.reign import Reign
 from broker.ha.replicas_manager import ReplicasManager
 from broker.ha.settings import SetSettings
 from broker.ha.slave_session import SlaveSession
@@ -81,7 +81,7 @@ class Membership:
             threads=threads,
         )
         #: Called before each append, and for each waiting answer.
-        self.reign = Reign(self._member, self.ha_service, clock)
+        self.admission = MemberAdmission(self._member, self.ha_service, clock)
 
     def manager(
         self,
@@ -100,7 +100,7 @@ class Membership:
         store, epochs, file, clock = self._store, self._epochs, self._file, self._clock
         hello, stream = hello_of(config, 0), self._stream_rules()
         member_role = MemberRole(
-            role, member, self.reign, register=state.roles_changed, admits_stock=stream.admits_stock
+            role, member, self.admission, register=state.roles_changed, admits_stock=stream.admits_stock
         )
 
         def new_client(events: SlaveEvents) -> HaClient:

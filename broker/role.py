@@ -46,7 +46,7 @@ class BrokerRole:
         self.has_master = False
         self._callbacks: list[Callable[[], None]] = []
 
-    def tell(self, callback: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[], None]) -> None:
         """Register a callback for each change. Callbacks run in the order of registration."""
         self._callbacks.append(callback)
 

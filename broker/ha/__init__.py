@@ -10,5 +10,5 @@ controller_calls, controllers     requests to controllers, and the connections t
 replicas_manager                  drives the member: controller_requests, master_term, archive_settling,
                                   master_follower and diverged_tail do its actions
 member_life, member_role, member_status     start and end of a life; the broker's role; faults for operators
-role_state, reign, settings       what depends on the role; admission of each append; configuration of the set
+role_state, admission, settings   what depends on the role; admission of each append; configuration of the set
 """

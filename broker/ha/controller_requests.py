@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from broker.ha.controller_calls import Identity, call_of, event_of, members_of
-from broker.ha.controllers import Controllers, Unheard
+from broker.ha.controllers import Controllers, NoControllerAnswered
 from broker.ha.epoch_file import StoredEpochs
 from broker.ha.member import Member, State
 from broker.ha.member_events import Ask, AskReplicaInfo, Event, Heartbeat, StockControllers
@@ -62,7 +62,7 @@ class ControllerRequests:
                 answered(StockControllers())
             broker_id, is_stock = self._member.broker_id, controllers.are_stock
             event = event_of(ask, answer, self._own, broker_id, is_known=self.knows_member, is_stock=is_stock)
-        except Unheard as error:
+        except NoControllerAnswered as error:
             self.unanswered += 1
             log.debug("no controller answers: %s", error.remark)
             return

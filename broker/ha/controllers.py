@@ -31,7 +31,7 @@ SILENT_AFTER = 3
 KNOWS_LIVES = "knowsIncarnations"  # in the answer to 1005: the controller distinguishes the lives of a member
 
 
-class Unheard(NeveError):
+class NoControllerAnswered(NeveError):
     """No controller has answered."""
 
     def __init__(self, remark: str) -> None:
@@ -66,7 +66,7 @@ class Controllers:
         return any(link.is_stock for link in self._links)
 
     async def ask(self, call: Call) -> RemotingCommand:
-        """Return the first answer. Raise Unheard if there is none.
+        """Return the first answer. Raise NoControllerAnswered if there is none.
 
         A change of the SyncStateSet that was sent and not answered is not sent to the next controller. The first
         controller may still execute it, and the refusal of the second must not count for both.
@@ -86,7 +86,7 @@ class Controllers:
             self._links.append(link)  # the controller that answered last is asked first
             if is_lost and call.code == RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET:
                 break
-        raise Unheard("; ".join(heard))
+        raise NoControllerAnswered("; ".join(heard))
 
     async def tell(self, call: Call) -> list[RemotingCommand]:
         """Send a request to all controllers concurrently, and return the answers.

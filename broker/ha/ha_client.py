@@ -78,7 +78,7 @@ class ReplicaLog(Protocol):
         """Continue the log after a hole: the master's next file begins at this offset. Raise as `append_replica`."""
 
 
-class CutRefused(Exception):
+class DivergenceRefused(Exception):
     """The bytes above the truncation point may be acknowledged: an operator has to decide."""
 
 
@@ -90,10 +90,10 @@ Action = slave_session.Action | plain_session.AskMaster
 class SlaveEvents(Protocol):
     """Callbacks of a replication connection to the slave's broker. Called on the event loop."""
 
-    async def cut(self, to: int) -> None:
+    async def truncate(self, to: int) -> None:
         """Save the bytes above a record's start at or below `to` in `diverged/`, and truncate the log there.
 
-        Raise CutRefused.
+        Raise DivergenceRefused.
         """
 
     async def following(self, master_epoch: int) -> None:
@@ -270,10 +270,10 @@ class HaClient:
         """Save new epochs before their first byte."""
         await self._epochs.assign(entries)
 
-    async def cut(self, session: Session, to: int) -> Sequence[Action]:
+    async def truncate(self, session: Session, to: int) -> Sequence[Action]:
         """Truncate the log where it diverges from the master's: first the bytes, then the epochs without bytes."""
         if to < self._log.max_physical_offset:
-            await self._events.cut(to)
+            await self._events.truncate(to)
         end = self._log.max_physical_offset
         assert end <= to
         await self._epochs.truncate(end)
@@ -354,7 +354,7 @@ class _Driver:
                     actions = actions[1:]
                     if not actions and self._has_stored:
                         actions = self.begin(())
-        except (CutRefused, StoreError) as error:
+        except (DivergenceRefused, StoreError) as error:
             self._fail(error)
 
     async def _take_time(self, action: Action) -> Sequence[Action] | None:
@@ -366,8 +366,8 @@ class _Driver:
                 return ()
             case plain_session.AskMaster():
                 return await client.ask_stock_master(session)
-            case slave_session.Cut(to=to):
-                return await client.cut(session, to)
+            case slave_session.Truncate(to=to):
+                return await client.truncate(session, to)
             case slave_session.Attached(master_epoch=epoch):
                 return await client.attached(session, epoch)
         return None
@@ -385,10 +385,10 @@ class _Driver:
                 return False
         return True
 
-    def _fail(self, error: CutRefused | StoreError) -> None:
+    def _fail(self, error: DivergenceRefused | StoreError) -> None:
         if isinstance(error, LogMismatch):
             self._end(str(error), refusal(Reason.MISMATCH, str(error)))
-        elif isinstance(error, CutRefused):
+        elif isinstance(error, DivergenceRefused):
             self._end(str(error), refusal(Reason.CUT, str(error)))
         else:  # a full disk, for example: that may pass
             self._end(f"the log takes no more: {error}", None)

@@ -47,7 +47,6 @@ from broker.ha.confirm import Confirm, SyncStateSet
 from broker.ha.member_events import (
     Action,
     AlterRefused,
-    Answer,
     ApplyBrokerId,
     ArchiveSettled,
     AskNextBrokerId,
@@ -57,20 +56,16 @@ from broker.ha.member_events import (
     BrokerIdTaken,
     ClipGroups,
     ConfirmHeard,
-    Cut,
-    CutTornTail,
-    CutWanted,
-    Disowned,
     DropSlaves,
     Elect,
-    EndTurn,
+    EndRoleChange,
     Event,
     Follow,
-    HandOver,
     Heartbeat,
     MasterSettled,
     MetadataSynced,
     NextBrokerId,
+    NotifyOperator,
     NotRegistered,
     Register,
     Registered,
@@ -79,10 +74,15 @@ from broker.ha.member_events import (
     Saved,
     Seen,
     StockControllers,
+    StopAcknowledging,
     StopFollowing,
+    Superseded,
+    Switchover,
     SyncMetadata,
-    Tell,
     Tick,
+    Truncate,
+    TruncateTornTail,
+    TruncationWanted,
     Withdraw,
 )
 from broker.ha.member_record import MemberRecord
@@ -176,7 +176,7 @@ class Member:
         return self.state in (State.WAITING, State.MASTER, State.HANDING_OVER, State.SLAVE)
 
     @property
-    def hands_over_to(self) -> int | None:
+    def switchover_target(self) -> int | None:
         """Return the target of the pending switchover; None: there is none."""
         return None if self._switchover is None else self._switchover.target
 
@@ -240,12 +240,18 @@ class Member:
         if record.view.master == self.broker_id:
             record.view = msgspec.structs.replace(record.view, master=None, master_address="")
         save = record.save(self.confirm, broker_id=0)
-        return [Answer(), StopFollowing(), DropSlaves(), save, *self._unregistered_tick(Tick(self._end), now)]
+        return [
+            StopAcknowledging(),
+            StopFollowing(),
+            DropSlaves(),
+            save,
+            *self._unregistered_tick(Tick(self._end), now),
+        ]
 
-    def _refuse(self, event: Disowned, now: float) -> list[Action]:
+    def _refuse(self, event: Superseded, now: float) -> list[Action]:
         self._step_down()
         self.state = State.REFUSED
-        return [Answer(), StopFollowing(), DropSlaves(), Tell(event.reason)]
+        return [StopAcknowledging(), StopFollowing(), DropSlaves(), NotifyOperator(event.reason)]
 
     def _registered_again(self, event: Registered, now: float) -> list[Action]:
         return [] if event.view is None else self.happens(Seen(event.view), now)
@@ -278,7 +284,7 @@ class Member:
             return actions
         self._step_down()
         self.state = State.WAITING
-        return [Answer(), DropSlaves(), *actions, *self._take_role(now)]
+        return [StopAcknowledging(), DropSlaves(), *actions, *self._take_role(now)]
 
     def _step_down(self) -> None:
         """End the term: no record is acknowledged from here on."""
@@ -308,10 +314,17 @@ class Member:
         if is_own:
             self.state = State.TURNING_MASTER
             self._used_epoch = epoch = view.master_epoch
-            return [StopFollowing(), DropSlaves(), CutTornTail(), BeginEpoch(epoch), ClipGroups(), EndTurn(epoch)]
+            return [
+                StopFollowing(),
+                DropSlaves(),
+                TruncateTornTail(),
+                BeginEpoch(epoch),
+                ClipGroups(),
+                EndRoleChange(epoch),
+            ]
         self.state = State.TURNING_SLAVE
         follow = Follow(view.master, view.master_address, view.master_epoch)
-        return [StopFollowing(), DropSlaves(), follow, EndTurn(view.master_epoch)]
+        return [StopFollowing(), DropSlaves(), follow, EndRoleChange(view.master_epoch)]
 
     def _role_is_taken(self, event: RoleTaken, now: float) -> list[Action]:
         role = self.role
@@ -350,14 +363,14 @@ class Member:
         self._confirm = max(self._confirm, event.offset)
         return []
 
-    def _cut(self, event: CutWanted, now: float) -> list[Action]:
+    def _truncate(self, event: TruncationWanted, now: float) -> list[Action]:
         # An `async` master confirms its own end. Bytes that it alone has are truncated and kept in a file: the mode
         # allows it.
         if self.rules.confirm.waits and event.to < event.floor:
             reason = f"the log parts from its master's at {event.to}, below {event.floor}, which was confirmed"
-            return self._refuse(Disowned(reason), now)
+            return self._refuse(Superseded(reason), now)
         self._confirm = min(self._confirm, event.to)
-        return [Cut(event.to)]
+        return [Truncate(event.to)]
 
     def _slave_tick(self, event: Tick, now: float) -> list[Action]:
         actions = [*self._tick(event, now), *self._save_confirm(now)]
@@ -380,12 +393,12 @@ class Member:
 
     # -- switchover
 
-    def _begin_switchover(self, event: HandOver, now: float) -> list[Action]:
+    def _begin_switchover(self, event: Switchover, now: float) -> list[Action]:
         assert self.confirming is not None
         if event.target == self.broker_id or not self.confirming.in_sync(event.target):
-            return [Tell(f"{event.target} is not in the SyncStateSet: it can't take over")]
+            return [NotifyOperator(f"{event.target} is not in the SyncStateSet: it can't take over")]
         self.state = State.HANDING_OVER
-        self._switchover = _Switchover(event.target, now + self.rules.hand_over_within)
+        self._switchover = _Switchover(event.target, now + self.rules.switchover_within)
         return [SyncMetadata()]
 
     def _metadata_synced(self, event: MetadataSynced, now: float) -> list[Action]:
@@ -405,7 +418,7 @@ class Member:
                 switchover.is_asked = True
                 return [Elect(switchover.target)]
             return []
-        if now <= switchover.until or not self._requests.is_due(HandOver, now, self.rules.ask_again_after):
+        if now <= switchover.until or not self._requests.is_due(Switchover, now, self.rules.ask_again_after):
             return []
         ask = self._requests.replica_info(now)
         switchover.ask = switchover.ask or ask.ask
@@ -476,15 +489,15 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     BrokerIdApplied: {State.NAMELESS: Member._named},
     NotRegistered: _cells((State.UNREGISTERED, *_KNOWN), Member._apply_again),
     BrokerIdLost: _cells((State.UNREGISTERED, *_KNOWN), Member._lose_id),
-    Disowned: _cells((State.UNREGISTERED, *_KNOWN), Member._refuse),
+    Superseded: _cells((State.UNREGISTERED, *_KNOWN), Member._refuse),
     Registered: {State.UNREGISTERED: Member._registered, **_cells(_KNOWN, Member._registered_again)},
     Seen: _cells(_KNOWN, Member._seen),
     RoleTaken: _cells(_TURNING, Member._role_is_taken),
     ConfirmHeard: {State.SLAVE: Member._confirm_heard},
-    CutWanted: _cells((State.TURNING_SLAVE, State.SLAVE), Member._cut),
+    TruncationWanted: _cells((State.TURNING_SLAVE, State.SLAVE), Member._truncate),
     AlterRefused: _cells(LEADING, Member._alter_refused),
     ArchiveSettled: _cells(LEADING, Member._archive_settled),
     MasterSettled: {State.SLAVE: Member._master_settled},
-    HandOver: {State.MASTER: Member._begin_switchover},
+    Switchover: {State.MASTER: Member._begin_switchover},
     MetadataSynced: {State.HANDING_OVER: Member._metadata_synced},
 }

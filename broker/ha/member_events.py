@@ -98,7 +98,7 @@ class BrokerIdLost(msgspec.Struct, frozen=True):
     broker_id: int
 
 
-class Disowned(msgspec.Struct, frozen=True):
+class Superseded(msgspec.Struct, frozen=True):
     """The controller knows a later life of this data directory: this one is a copy, or the original of a copy."""
 
     reason: str
@@ -128,14 +128,14 @@ class ConfirmHeard(msgspec.Struct, frozen=True):
     offset: int
 
 
-class CutWanted(msgspec.Struct, frozen=True):
+class TruncationWanted(msgspec.Struct, frozen=True):
     """The own log diverges from the master's."""
 
     to: int
     floor: int  # start of the record that contains the own confirm, or confirm itself if a record starts there
 
 
-class HandOver(msgspec.Struct, frozen=True):
+class Switchover(msgspec.Struct, frozen=True):
     """An operator requests a switchover."""
 
     target: int
@@ -166,13 +166,13 @@ Event = (
     | Registered
     | NotRegistered
     | BrokerIdLost
-    | Disowned
+    | Superseded
     | StockControllers
     | AlterRefused
     | RoleTaken
     | ConfirmHeard
-    | CutWanted
-    | HandOver
+    | TruncationWanted
+    | Switchover
     | MetadataSynced
     | ArchiveSettled
     | MasterSettled
@@ -242,7 +242,7 @@ class Save(msgspec.Struct, frozen=True):
     saved: Saved
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StopAcknowledging(msgspec.Struct, frozen=True):
     """Answer all waiting appends with "stored, not confirmed". None is acknowledged after that."""
 
 
@@ -254,7 +254,7 @@ class StopFollowing(msgspec.Struct, frozen=True):
     """Close the connection to the master. Nothing is acknowledged to it after that."""
 
 
-class CutTornTail(msgspec.Struct, frozen=True):
+class TruncateTornTail(msgspec.Struct, frozen=True):
     """Truncate an incomplete record at the end of the log, and sync.
 
     All queues continue above the remaining records, confirmed or not.
@@ -279,7 +279,7 @@ class Follow(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class Cut(msgspec.Struct, frozen=True):
+class Truncate(msgspec.Struct, frozen=True):
     """Save the bytes above `to` in `diverged/`, then truncate the log, and the epochs that start there."""
 
     to: int
@@ -289,13 +289,13 @@ class SyncMetadata(msgspec.Struct, frozen=True):
     """Reject appends from now on. Send `MetadataSynced` when all contents of the tables are in the log."""
 
 
-class EndTurn(msgspec.Struct, frozen=True):
+class EndRoleChange(msgspec.Struct, frozen=True):
     """End a change of role: send `RoleTaken`, because all actions before this are done."""
 
     epoch: int
 
 
-class Tell(msgspec.Struct, frozen=True):
+class NotifyOperator(msgspec.Struct, frozen=True):
     """Log a message for operators."""
 
     reason: str
@@ -306,15 +306,15 @@ Action = (
     Ask
     | Withdraw
     | Save
-    | Answer
+    | StopAcknowledging
     | DropSlaves
     | StopFollowing
-    | CutTornTail
+    | TruncateTornTail
     | BeginEpoch
     | ClipGroups
     | Follow
-    | EndTurn
-    | Cut
+    | EndRoleChange
+    | Truncate
     | SyncMetadata
-    | Tell
+    | NotifyOperator
 )

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.ha.admission import MemberAdmission
 from broker.ha.ha_client import HaClient
 from broker.ha.member import LEADING, Member, State
-from broker.ha.reign import Reign
 from broker.ha.slave_session import SlaveState
 from broker.role import FOLLOWING, BrokerRole, Role
 
 
 class MemberRole:
-    """The role, and the facts that it depends on besides the member. Whoever changes a fact calls `update`."""
+    """The role, and the facts that it depends on besides the member. A change of a fact is followed by `update`."""
 
     def __init__(
-        self, role: BrokerRole, member: Member, reign: Reign, *, register: Callable[[], None], admits_stock: bool
+        self,
+        role: BrokerRole,
+        member: Member,
+        admission: MemberAdmission,
+        *,
+        register: Callable[[], None],
+        admits_stock: bool,
     ) -> None:
         """`register` registers the present role at the name servers."""
-        self.broker, self._member, self._reign = role, member, reign
+        self.broker, self._member, self._admission = role, member, admission
         self.register, self.admits_stock = register, admits_stock
         self.leads = False  # the log accepts own records
         self.is_truncating = False  # a diverged tail is being truncated, until the tables are loaded again
@@ -46,7 +52,7 @@ class MemberRole:
     def update(self) -> None:
         """Set the broker's role for its clients."""
         member, state = self._member, self._member.state
-        self._reign.leads = self.leads and state is State.MASTER
+        self._admission.leads = self.leads and state is State.MASTER
         if self.leads:
             role = Role.MASTER
         elif not member.is_readable or self.is_truncating or self.is_reloading:

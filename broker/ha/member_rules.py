@@ -21,4 +21,4 @@ class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
     # 1003, in normal operation: a delayed one of a former life may have arrived after this life's
     register_every: float = 5.0
     save_confirm_every: float = 1.0
-    hand_over_within: float = 1.0
+    switchover_within: float = 1.0

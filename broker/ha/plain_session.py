@@ -5,7 +5,7 @@ master to slave    offset i64 | size i32 | bytes of the log from `offset` on; no
 
 state       waits for     then
 GREETING    `told`        compare the master's properties, queried after the connection was made, with the own log. If
-                          they diverge: `Cut` and PARTING; if not: continue as after `parted`
+                          they diverge: `Truncate` and PARTING; if not: continue as after `parted`
 PARTING     `parted`      `Attached`, and ATTACHING until the followed life of the master is saved
 ATTACHING   `attached`    request the log from the start of its last record on
 FOLLOWING   bytes         that record has to be equal; then `Append`; the caller calls `stored`, which acknowledges
@@ -36,11 +36,11 @@ from broker.ha.slave_session import (
     Append,
     Attached,
     Confirmed,
-    Cut,
     End,
     Local,
     Send,
     SlaveState,
+    Truncate,
 )
 from broker.ha.stock_master import Life, StockMaster, unlike_stock
 from neve.errors import ProtocolError
@@ -55,7 +55,7 @@ class AskMaster(msgspec.Struct, frozen=True):
     """Query the master's properties, then call `told`. An earlier answer may be of another life of the master."""
 
 
-Action = Send | AskMaster | Cut | Attached | Append | Confirmed | End
+Action = Send | AskMaster | Truncate | Attached | Append | Confirmed | End
 
 
 class PlainTransfer(msgspec.Struct, frozen=True):
@@ -171,10 +171,10 @@ class PlainSession:
             )
             return [self._end(text, Reason.NOTHING_IN_COMMON)]
         self.state = SlaveState.PARTING
-        return [Cut(master.end_at_start)]
+        return [Truncate(master.end_at_start)]
 
     def parted(self, end: int, epochs: tuple[tuple[int, int], ...] = ()) -> list[Action]:
-        """Continue after a truncation to a record's start at or below the offset of `Cut`."""
+        """Continue after a truncation to a record's start at or below the offset of `Truncate`."""
         if self.state is not SlaveState.PARTING:
             return []
         self._next = self._end_of_log = end

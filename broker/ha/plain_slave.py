@@ -254,7 +254,7 @@ class PlainSlave:
 
     # -- callbacks of the replication client (SlaveEvents)
 
-    async def cut(self, to: int) -> None:
+    async def truncate(self, to: int) -> None:
         """Truncate the log above `to`, which the master has lost."""
         store = self._store
         start = store.record_start(to)

@@ -25,36 +25,36 @@ from broker.ha.diverged_tail import DivergedTail, Waiter
 from broker.ha.epoch_file import StoredEpochs
 from broker.ha.epochs import EpochCache
 from broker.ha.frames import Hello
-from broker.ha.ha_client import CutRefused
+from broker.ha.ha_client import DivergenceRefused
 from broker.ha.master_follower import MasterFollower
 from broker.ha.master_term import MasterTerm
 from broker.ha.member import LEADING, Member, State
 from broker.ha.member_events import (
     Action,
-    Answer,
     Ask,
     AskReplicaInfo,
     BeginEpoch,
     ClipGroups,
     ConfirmHeard,
-    Cut,
-    CutTornTail,
-    CutWanted,
-    Disowned,
     DropSlaves,
-    EndTurn,
+    EndRoleChange,
     Event,
     Follow,
-    HandOver,
     Heartbeat,
     MetadataSynced,
+    NotifyOperator,
     RoleTaken,
     Save,
     Seen,
+    StopAcknowledging,
     StopFollowing,
+    Superseded,
+    Switchover,
     SyncMetadata,
-    Tell,
     Tick,
+    Truncate,
+    TruncateTornTail,
+    TruncationWanted,
     View,
     Withdraw,
 )
@@ -72,14 +72,14 @@ TICK_S = 0.25
 # the set assigns it: the log of another single broker has other bytes.
 BEFORE_THE_SET = 0
 # Timeout in seconds of a switchover: shorter than that of a client that requests one by 1002.
-HAND_OVER_S = 8.0
+SWITCHOVER_S = 8.0
 
 
-class HandOverRefused(Exception):
+class SwitchoverRefused(Exception):
     """No other member leads. The message has the reason."""
 
 
-class HandOverNotDecided(HandOverRefused):
+class SwitchoverNotDecided(SwitchoverRefused):
     """It is unknown which member leads."""
 
 
@@ -187,50 +187,50 @@ class ReplicasManager:
 
     def can_not_follow(self, why: str) -> None:
         """Stop this member, because a change in the log can't be applied here. It must not become master."""
-        self.happens(Disowned(why))
+        self.happens(Superseded(why))
 
     def master_settled(self, epoch: int) -> None:
         """Take the record in the log that its master has settled its archive."""
         self.term.settling.master_settled(epoch, self.happens)
 
-    async def hand_over(self, target: int | None = None) -> int:
+    async def switch_over(self, target: int | None = None) -> int:
         """Switch over to an in-sync member, and return its id. The default is the one with most of the log.
 
-        No record is appended until the outcome is known. Raise HandOverRefused: this member continues to lead if it
-        did. After HandOverNotDecided the master is unknown.
+        No record is appended until the outcome is known. Raise SwitchoverRefused: this member continues to lead if it
+        did. After SwitchoverNotDecided the master is unknown.
         """
         try:
-            async with asyncio.timeout(HAND_OVER_S):
-                return await self._hand_over(target)
+            async with asyncio.timeout(SWITCHOVER_S):
+                return await self._switch_over(target)
         except TimeoutError as error:
             why = "no controller says who is master now; until one does nothing is taken here"
-            raise HandOverNotDecided(why) from error
+            raise SwitchoverNotDecided(why) from error
 
-    async def _hand_over(self, target: int | None) -> int:
+    async def _switch_over(self, target: int | None) -> int:
         term = self.term.confirming
         if term is None or not self.role.leads:
-            raise HandOverRefused("this member is not the master")
-        if (under_way := self.member.hands_over_to) is not None:
+            raise SwitchoverRefused("this member is not the master")
+        if (under_way := self.member.switchover_target) is not None:
             if target not in (None, under_way):
-                raise HandOverRefused("it hands over already")
-            return await self._handed_over(term, under_way)
+                raise SwitchoverRefused("it hands over already")
+            return await self._switched_over(term, under_way)
         in_sync = self.term.in_sync
         if target is None:
             target = max(in_sync, key=lambda member: (term.end_of(member), -member), default=0)
         if target not in in_sync:
-            raise HandOverRefused(f"{target} does not follow in sync" if target else "no member follows in sync")
+            raise SwitchoverRefused(f"{target} does not follow in sync" if target else "no member follows in sync")
         self.tick()  # records the present end of the log: from this callback on nothing is appended
-        self.happens(HandOver(target))
-        return await self._handed_over(term, target)
+        self.happens(Switchover(target))
+        return await self._switched_over(term, target)
 
-    async def _handed_over(self, term: Confirm, target: int) -> int:
-        while self.term.confirming is term and self.member.hands_over_to is not None and not self._is_stopped:
+    async def _switched_over(self, term: Confirm, target: int) -> int:
+        while self.term.confirming is term and self.member.switchover_target is not None and not self._is_stopped:
             self._changed.clear()
             await self._changed.wait()
         if self.term.confirming is term:
-            raise HandOverRefused(f"{target} did not get all of it in time, or no controller has answered")
+            raise SwitchoverRefused(f"{target} did not get all of it in time, or no controller has answered")
         if self.member.record.view.master != target:
-            raise HandOverRefused(f"another one was elected before {target} was")
+            raise SwitchoverRefused(f"another one was elected before {target} was")
         log.info("handed over to member %d", target)
         return target
 
@@ -310,7 +310,7 @@ class ReplicasManager:
                 await self.follower.stop()
             case _TablesInstalled():
                 await self.follower.tables_installed()
-            case CutTornTail():
+            case TruncateTornTail():
                 await self.tail.sync_log()  # the log has whole records only: a partly received one was never appended
             case BeginEpoch(epoch=epoch):
                 await self._begin_epoch(epoch)
@@ -320,7 +320,7 @@ class ReplicasManager:
                 await self.term.record_settled(self.happens)
             case _Reload(waiter=waiter):
                 await self.tail.reload(waiter)
-            case Cut(to=to):
+            case Truncate(to=to):
                 if (waiter := await self.tail.truncate(to)) is not None:
                     # the next step, even if no caller waits any longer: the truncation has happened
                     self._steps.insert(1, _Reload(waiter))
@@ -329,7 +329,7 @@ class ReplicasManager:
 
     def _at_once(self, step: Step) -> None:
         match step:
-            case Answer():
+            case StopAcknowledging():
                 self.term.stop_acknowledging()
             case DropSlaves():
                 self.term.ha_service.stop_leading()
@@ -337,11 +337,11 @@ class ReplicasManager:
                 pass  # done when the log is opened: before all of it is confirmed, offsets must not be clipped
             case Follow():
                 self.follower.follow(step, _Following(self, step))
-            case EndTurn(epoch=epoch):
-                self._end_turn(epoch)
+            case EndRoleChange(epoch=epoch):
+                self._end_role_change(epoch)
             case SyncMetadata():
                 self.happens(MetadataSynced())  # each change of a table is in the log before it is in the table
-            case Tell(reason=reason):
+            case NotifyOperator(reason=reason):
                 self.operator_message = reason
                 log.error("this member of the broker set needs an operator: %s", reason)
             case Withdraw():
@@ -356,7 +356,7 @@ class ReplicasManager:
         is_first_of_set = not self.epochs.entries() and first < end  # so far it was a single broker
         await self._epochs.assign((*([(BEFORE_THE_SET, first)] if is_first_of_set else []), (epoch, end)))
 
-    def _end_turn(self, epoch: int) -> None:
+    def _end_role_change(self, epoch: int) -> None:
         self.happens(RoleTaken(epoch, self.end))
         member, term = self.member, self.member.confirming
         if member.state is State.SLAVE:
@@ -368,14 +368,16 @@ class ReplicasManager:
 
     # -- slave
 
-    async def wants_cut(self, to: int) -> None:
-        """Ask the member for a truncation, and wait for it. Raise CutRefused or StoreError."""
+    async def request_truncation(self, to: int) -> None:
+        """Ask the member for a truncation, and wait for it. Raise DivergenceRefused or StoreError."""
         store, member = self._store, self.member
         waiter = self.tail.wait()
         start, floor = store.record_start(to), store.record_start(member.confirm)
-        self.happens(CutWanted(start, floor))
+        self.happens(TruncationWanted(start, floor))
         if member.state is State.REFUSED:
-            raise CutRefused(f"the log parts from its master's at {start}, and what lies below {floor} was confirmed")
+            raise DivergenceRefused(
+                f"the log parts from its master's at {start}, and what lies below {floor} was confirmed"
+            )
         await waiter
 
     def heard_confirm(self, offset: int) -> None:
@@ -394,8 +396,8 @@ class _Following:
     def __init__(self, manager: ReplicasManager, follow: Follow) -> None:
         self._manager, self._follow = manager, follow
 
-    async def cut(self, to: int) -> None:
-        await self._manager.wants_cut(to)
+    async def truncate(self, to: int) -> None:
+        await self._manager.request_truncation(to)
 
     async def following(self, master_epoch: int) -> None:
         await self._manager.follower.attached(self._follow, master_epoch)

@@ -2,7 +2,7 @@
 
 state       waits for          then
 GREETING    HELLO              check it against the own one; send H1              (a stock master is greeted with H1)
-SHAKING     H2                 if the logs diverge: `Cut` and PARTING; if not: continue as after `parted`
+SHAKING     H2                 if the logs diverge: `Truncate` and PARTING; if not: continue as after `parted`
 PARTING     `parted`           `Attached`, and ATTACHING until the followed epoch is saved
 ATTACHING   `attached`         send T1 with the own end; to a stock master, with the start of the own last record, which
                                has to be the master's, too
@@ -60,7 +60,7 @@ class Send(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Cut(msgspec.Struct, frozen=True):
+class Truncate(msgspec.Struct, frozen=True):
     """Save the log above this offset, truncate it and its epochs there, then call `parted`.
 
     The logs diverge there. It may be the end of the log: then the last epoch is unknown to the master and has no bytes.
@@ -102,7 +102,7 @@ class End(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
 
 
-Action = Send | Cut | Attached | TakeEpochs | Append | Confirmed | End
+Action = Send | Truncate | Attached | TakeEpochs | Append | Confirmed | End
 
 
 class SlaveState(Enum):
@@ -303,10 +303,10 @@ class SlaveSession:
         if point >= local.end and (not local.epochs or local.epochs[-1] in h2.epochs):
             return self._attach(local.end)
         self.state = SlaveState.PARTING
-        return Cut(point)
+        return Truncate(point)
 
     def parted(self, end: int, epochs: tuple[tuple[int, int], ...]) -> list[Action]:
-        """Continue after a truncation to a record's start at or below the offset of `Cut`."""
+        """Continue after a truncation to a record's start at or below the offset of `Truncate`."""
         if self.state is not SlaveState.PARTING:
             return []
         self._epochs = EpochCache(epochs)

@@ -12,7 +12,7 @@ from access.permissions import GET, UPDATE, of_cluster
 from broker.ha.controller_calls import view_of
 from broker.ha.frames import FORMAT, HELLO_FORMAT
 from broker.ha.plain_slave import PlainSlave
-from broker.ha.replicas_manager import HandOverRefused, ReplicasManager
+from broker.ha.replicas_manager import ReplicasManager, SwitchoverRefused
 from broker.requests.route import ANY_ROLE, BrokerRoute, Waits
 from broker.store.message_store import MessageStore
 from infra.net.remoting_server import Connection
@@ -94,8 +94,8 @@ class BrokerSetProcessor:
         """Switch over to `brokerId`, or to the most advanced member (1002); answer after the election."""
         replicas, target = self._in_set(), optional_int(request.ext, "brokerId", _ANYBODY)
         try:
-            elected = await replicas.hand_over(None if target == _ANYBODY else target)
-        except HandOverRefused as error:
+            elected = await replicas.switch_over(None if target == _ANYBODY else target)
+        except SwitchoverRefused as error:
             raise BrokerError(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, str(error)) from error
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"masterBrokerId": str(elected)})
 

@@ -27,7 +27,7 @@ class RoleGate:
 
     def __init__(self, role: BrokerRole, router: RequestRouter, arriving: MessageArriving) -> None:
         self._role, self._router, self._arriving = role, router, arriving
-        role.tell(self._changed)
+        role.on_change(self._changed)
         self._changed()
 
     def _changed(self) -> None:

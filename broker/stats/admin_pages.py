@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from broker.archiving.archive import AnyArchive
 from broker.config import GRACE_MAX_MS, BrokerConfig
 from broker.ha import member_status
-from broker.ha.replicas_manager import HandOverNotDecided, HandOverRefused, ReplicasManager
+from broker.ha.replicas_manager import ReplicasManager, SwitchoverNotDecided, SwitchoverRefused
 from broker.life import BrokerLife
 from broker.stats.conditions import Conditions
 from broker.stats.health import Health
@@ -326,9 +326,9 @@ class AdminPages:
         if self._replicas is None:
             return _IN_NO_SET
         try:
-            target = await self._replicas.hand_over(int(text) if text else None)
-        except HandOverRefused as error:
-            return Response(504 if isinstance(error, HandOverNotDecided) else 409, f"{error}\n".encode())
+            target = await self._replicas.switch_over(int(text) if text else None)
+        except SwitchoverRefused as error:
+            return Response(504 if isinstance(error, SwitchoverNotDecided) else 409, f"{error}\n".encode())
         return json_response({"event": "handed over", "to": target})
 
     async def run_job(self, request: Request) -> Response:

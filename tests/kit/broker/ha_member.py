@@ -18,7 +18,7 @@ from broker.ha.epoch_file import EpochFile, StoredEpochs
 from broker.ha.frames import (
     Hello,
 )
-from broker.ha.ha_client import CutRefused, HaClient, Target, member_session
+from broker.ha.ha_client import DivergenceRefused, HaClient, Target, member_session
 from broker.ha.ha_service import HaService, Leadership
 from broker.ha.master_session import StreamRules
 from broker.ha.slave_session import SlaveSession
@@ -175,12 +175,12 @@ class HaMember:
             await asyncio.wait([task])
             assert task.cancelled(), task.exception()
 
-    async def cut(self, to: int) -> None:
+    async def truncate(self, to: int) -> None:
         store, epoch = self.store, self.epochs.last_epoch
         try:
             store.truncate(store.record_start(to), epoch=epoch, floor=store.record_start(self.confirmed_to))
         except TruncationRefused as error:
-            raise CutRefused(str(error)) from error
+            raise DivergenceRefused(str(error)) from error
 
     def diverged(self) -> dict[str, bytes]:
         directory = Path("/store/diverged")

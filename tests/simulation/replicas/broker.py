@@ -19,7 +19,6 @@ from broker.ha.member_events import (
     Action,
     Alter,
     AlterRefused,
-    Answer,
     ApplyBrokerId,
     ArchiveSettled,
     AskNextBrokerId,
@@ -30,12 +29,9 @@ from broker.ha.member_events import (
     BrokerIdTaken,
     ClipGroups,
     ConfirmHeard,
-    Cut,
-    CutTornTail,
-    CutWanted,
     DropSlaves,
     Elect,
-    EndTurn,
+    EndRoleChange,
     Event,
     Follow,
     Heartbeat,
@@ -43,16 +39,20 @@ from broker.ha.member_events import (
     MasterSettled,
     MetadataSynced,
     NextBrokerId,
+    NotifyOperator,
     NotRegistered,
     Register,
     Registered,
     RoleTaken,
     Save,
     Seen,
+    StopAcknowledging,
     StopFollowing,
     SyncMetadata,
-    Tell,
     Tick,
+    Truncate,
+    TruncateTornTail,
+    TruncationWanted,
     View,
 )
 from controller import decision
@@ -229,9 +229,9 @@ class SimulatedBroker(SimulatedProcess):
     def _carry_out(self, action: Action) -> float:
         """Execute an action; return 0 or its duration, after which its changes take effect."""
         match action:
-            case Save() | CutTornTail() | BeginEpoch() | Cut() | SyncMetadata():
+            case Save() | TruncateTornTail() | BeginEpoch() | Truncate() | SyncMetadata():
                 return self.dice.uniform(0.001, 0.02)
-            case Answer():
+            case StopAcknowledging():
                 for record, reply in list(self._waiting.all()):
                     self._not_safe(record, reply)
             case DropSlaves():
@@ -247,9 +247,9 @@ class SimulatedBroker(SimulatedProcess):
             case Follow():
                 self._following = action
                 self._connect()
-            case EndTurn():
-                self._end_turn(action.epoch)
-            case Tell():
+            case EndRoleChange():
+                self._end_role_change(action.epoch)
+            case NotifyOperator():
                 self.told = action.reason
                 self.world.note(f"{self.host} says: {action.reason}")
             case _:
@@ -260,14 +260,14 @@ class SimulatedBroker(SimulatedProcess):
         match action:
             case Save():
                 self.disk.saved = action.saved
-            case CutTornTail():
+            case TruncateTornTail():
                 self.log.cut_torn_tail()
                 self._cuts += 1
                 self.log.synced = self.log.end
                 self.disk.epochs.drop_above(self.log.end)
             case BeginEpoch():
                 self.disk.epochs.assign(action.epoch, self.log.end)
-            case Cut():
+            case Truncate():
                 self._cut(action.to)
                 then, self._then = self._then, None
                 if then is not None:
@@ -275,7 +275,7 @@ class SimulatedBroker(SimulatedProcess):
             case SyncMetadata():
                 self.happens(MetadataSynced())
 
-    def _end_turn(self, epoch: int) -> None:
+    def _end_role_change(self, epoch: int) -> None:
         self.happens(RoleTaken(epoch, self.log.whole_end))
         if self.member.confirming is not None:
             self._raise(self.log.whole_end)
@@ -581,7 +581,7 @@ class SimulatedBroker(SimulatedProcess):
             return
         self._then = attach
         floor = log.record_start(min(self.member.confirm, log.whole_end))
-        self.happens(CutWanted(log.record_start(point), floor))
+        self.happens(TruncationWanted(log.record_start(point), floor))
 
     def _when_synced(self, call: Callable[[], None]) -> None:
         if self.log.synced >= self.log.end:

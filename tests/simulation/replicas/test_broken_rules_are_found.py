@@ -17,7 +17,7 @@ import pytest
 from broker.ha.confirm import Confirm, Replication, SyncStateSet
 from broker.ha.epochs import EpochCache
 from broker.ha.member import Member, State
-from broker.ha.member_events import Action, HandOver, Saved, StopFollowing, View
+from broker.ha.member_events import Action, Saved, StopFollowing, Switchover, View
 from broker.ha.member_record import MemberRecord
 from broker.ha.member_rules import MemberRules
 from controller.broker_set import BrokerSet
@@ -324,7 +324,7 @@ class ElectsInSilence(Repeats):
     def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         self._quiet()
         self.turns.run(2.0)
-        master.happens(HandOver(slave.member.broker_id))
+        master.happens(Switchover(slave.member.broker_id))
         self.goes_on(1.0, 2.0)
         others = [host for host in (*self.hosts, *self.controllers) if host != slave.host]
         self.network.cut |= {(slave.host, other) for other in others} | {(other, slave.host) for other in others}

@@ -12,7 +12,7 @@ from typing import Any
 from broker.ha import epochs, member_record
 from broker.ha.confirm import Confirm, ConfirmRules, Replication
 from broker.ha.member import Member, State
-from broker.ha.member_events import Alter, HandOver, Life, Saved
+from broker.ha.member_events import Alter, Life, Saved, Switchover
 from broker.ha.member_rules import MemberRules
 from controller import decision
 from controller.broker_set import BrokerSet
@@ -481,7 +481,7 @@ class ReplicasWorld:
             broker = self.dice.choice(leading)
             target = self.dice.choice([other.member.broker_id for other in up if other is not broker])
             self.note(f"{broker.host} hands over to {target}")
-            broker.happens(HandOver(target))
+            broker.happens(Switchover(target))
 
     def _quiet(self) -> None:
         """Stop sending for a while, so that elections occur without a write in between."""

@@ -25,7 +25,7 @@ async def shows(member: BrokerMember, *expected: bytes) -> None:
 
 async def put(member: BrokerMember, *sent: bytes, topic: str = TOPIC, properties: str = "") -> None:
     """Send messages once enough members are in sync."""
-    await until(member.broker.membership.reign.may_append, "the set takes messages")  # type: ignore[union-attr]
+    await until(member.broker.membership.admission.may_append, "the set takes messages")  # type: ignore[union-attr]
     connection = await member.connect()
     try:
         for body in sent:

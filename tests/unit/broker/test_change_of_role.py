@@ -29,7 +29,7 @@ from broker.ha.member import State
 from broker.ha.member_events import Saved
 from broker.ha.member_file import MemberFile
 from broker.ha.member_status import faults, status
-from broker.ha.replicas_manager import HandOverRefused
+from broker.ha.replicas_manager import SwitchoverRefused
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import Role
 from infra.disk.filesystem import RealDisk
@@ -55,13 +55,13 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def hand_overs(member: BrokerMember, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the targets of the member's successful switchovers from now on."""
     replicas, taken = member.replicas, list[int]()
-    hand_over = replicas.hand_over
+    hand_over = replicas.switch_over
 
     async def noted(target: int | None = None) -> int:
         taken.append(await hand_over(target))
         return taken[-1]
 
-    monkeypatch.setattr(replicas, "hand_over", noted)
+    monkeypatch.setattr(replicas, "switch_over", noted)
     return taken
 
 
@@ -317,7 +317,7 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
         await until(lambda: heir.replicas.member.record.is_in_sync, "it knows that it is in sync")
         assert heir.replicas.member.record.may_lack_archived is not settles
         with monkeypatch.context() as patch:
-            patch.setattr(lacking.replicas, "hand_over", refuse)
+            patch.setattr(lacking.replicas, "switch_over", refuse)
             await lacking.stop()
         await until(lambda: heir.state is State.MASTER, "the slave is elected")
         if not settles:
@@ -328,7 +328,7 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
 
 
 async def refuse(target: int | None = None) -> int:
-    raise HandOverRefused("it dies")
+    raise SwitchoverRefused("it dies")
 
 
 async def test_registered_members_include_one_that_is_away(tmp_path: Path) -> None:
@@ -376,15 +376,15 @@ async def test_switchover_is_immediate_and_a_stopping_master_makes_one(
         slaves = await brokers.slaves()
         await put(former, b"1")
         (heir, other) = slaves
-        with pytest.raises(HandOverRefused, match="does not follow in sync"):
-            await former.replicas.hand_over(9)
+        with pytest.raises(SwitchoverRefused, match="does not follow in sync"):
+            await former.replicas.switch_over(9)
         assert former.leads
         target = heir.replicas.member.broker_id
-        assert await former.replicas.hand_over(target) == target
+        assert await former.replicas.switch_over(target) == target
         assert not former.leads
         await until(lambda: heir.leads, "the one that was named leads")
-        with pytest.raises(HandOverRefused, match="not the master"):
-            await former.replicas.hand_over()
+        with pytest.raises(SwitchoverRefused, match="not the master"):
+            await former.replicas.switch_over()
         await put(heir, b"2")
         assert await brokers.slaves()
         epoch = heir.replicas.member.record.view.master_epoch
@@ -507,8 +507,8 @@ def test_slave_with_truncated_changes_in_its_tables_stays_a_learner(
             former = await brokers.master()
             (heir,) = await brokers.slaves()
             with monkeypatch.context() as patch:
-                patch.setattr(heir.replicas, "hand_over", refuse)
-                patch.setattr(former.replicas, "hand_over", refuse)
+                patch.setattr(heir.replicas, "switch_over", refuse)
+                patch.setattr(former.replicas, "switch_over", refuse)
                 await heir.stop()
                 former.broker.topics.create_plain("cut", 1)
                 await former.broker.topics.file.save()

@@ -15,7 +15,7 @@ from bench.wire import pull_ext, send_ext
 from broker.ha import master_term
 from broker.ha.member import State
 from broker.ha.member_status import faults
-from broker.ha.replicas_manager import HandOverRefused
+from broker.ha.replicas_manager import SwitchoverRefused
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import SlaveSynchronize
 from broker.role import Role
@@ -69,7 +69,7 @@ async def test_truncation_reports_a_disk_error_to_its_caller(tmp_path: Path, mon
         await shows(slave, b"1")
         monkeypatch.setattr(slave.broker.store, "truncation", refused)
         with pytest.raises(OSError, match="Input/output"):
-            await slave.replicas.wants_cut(slave.end)
+            await slave.replicas.request_truncation(slave.end)
 
 
 @pytest.mark.parametrize("failures", [0, 2])
@@ -152,7 +152,7 @@ async def test_master_that_cannot_load_its_state_stops_and_another_one_leads(
             raise ValueError("what nobody can read")
 
         monkeypatch.setattr(heir.broker.topics, "lead", unreadable)
-        assert await former.replicas.hand_over(heir.replicas.member.broker_id)
+        assert await former.replicas.switch_over(heir.replicas.member.broker_id)
         await heir.broker.life.end_wanted.wait()
         await heir.stop()
         await until(lambda: former.leads or other.leads, "another one leads")
@@ -174,7 +174,7 @@ async def test_member_deposed_before_it_could_lead_follows_with_the_sets_tables(
 
         monkeypatch.setattr(heir.broker.topics, "lead", half_way)
         target = heir.replicas.member.broker_id
-        handing = asyncio.create_task(former.replicas.hand_over(target))
+        handing = asyncio.create_task(former.replicas.switch_over(target))
         await failed.wait()
         assert await handing == target
         assert not heir.leads
@@ -208,11 +208,11 @@ async def test_log_that_cannot_be_marked_as_following_refuses_appends(
 async def test_second_switchover_during_one_is_refused(tmp_path: Path) -> None:
     async with of_three(tmp_path) as (_, former, heir, other):
         target = heir.replicas.member.broker_id
-        asked = [former.replicas.hand_over(member.replicas.member.broker_id) for member in (heir, other)]
-        asked.append(former.replicas.hand_over())
+        asked = [former.replicas.switch_over(member.replicas.member.broker_id) for member in (heir, other)]
+        asked.append(former.replicas.switch_over())
         first, second, anyone = await asyncio.gather(*asked, return_exceptions=True)
         assert first == anyone == target, "who names nobody waits for the one that is under way"
-        assert isinstance(second, HandOverRefused)
+        assert isinstance(second, SwitchoverRefused)
         assert "already" in str(second)
         await put(heir, b"2")
 

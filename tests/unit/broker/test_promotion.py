@@ -239,7 +239,7 @@ def test_poll_of_a_truncated_log_does_not_count_for_a_promotion(
             async with running(copy.root, *SLAVE, "namesrvAddr=127.0.0.1:1") as (slave, _):
                 assert slave.last_poll.current is not None
                 assert slave.plain_slave is not None
-                await slave.plain_slave.cut(slave.store.max_physical_offset - 1)
+                await slave.plain_slave.truncate(slave.store.max_physical_offset - 1)
                 assert slave.last_poll.current is None
             with pytest.raises(StartupError, match="never had the tables"):
                 async with copy.promoted():

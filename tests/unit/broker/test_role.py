@@ -107,7 +107,7 @@ def test_unknown_request_stays_unknown_in_each_role() -> None:
 def test_role_changes_between_master_and_slave_only_through_fenced(before: Role, after: Role) -> None:
     role = BrokerRole(before)
     told: list[Role] = []
-    role.tell(lambda: told.append(role.current))
+    role.on_change(lambda: told.append(role.current))
     if after not in FOLLOWING[before]:
         with pytest.raises(AssertionError, match="FENCED alone"):
             role.become(after)
@@ -123,7 +123,7 @@ def test_role_changes_between_master_and_slave_only_through_fenced(before: Role,
 def test_only_a_slave_has_a_master_and_listeners_get_the_change() -> None:
     role = BrokerRole(Role.SLAVE)
     told: list[bool] = []
-    role.tell(lambda: told.append(role.has_master))
+    role.on_change(lambda: told.append(role.has_master))
     role.become(Role.SLAVE, has_master=True)
     role.become(Role.SLAVE, has_master=True)
     role.become(Role.SLAVE)

@@ -11,7 +11,7 @@ import pytest
 
 from broker.ha import controllers as controllers_module
 from broker.ha.controller_calls import Identity, call_of, event_of
-from broker.ha.controllers import KNOWS_LIVES, Controllers, Unheard
+from broker.ha.controllers import KNOWS_LIVES, Controllers, NoControllerAnswered
 from broker.ha.member_events import (
     Alter,
     AlterRefused,
@@ -22,7 +22,6 @@ from broker.ha.member_events import (
     BrokerIdApplied,
     BrokerIdLost,
     BrokerIdTaken,
-    Disowned,
     Elect,
     Event,
     Heartbeat,
@@ -32,6 +31,7 @@ from broker.ha.member_events import (
     Register,
     Registered,
     Seen,
+    Superseded,
 )
 from controller.controller_config import ControllerConfig
 from controller.controller_manager import ControllerManager
@@ -118,7 +118,7 @@ def test_unknown_later_incarnation_is_retried_and_a_known_one_is_disowned(tmp_pa
             await told(controllers, Register(LIFE, CODE))
             other = Register(Life(1, "incarnation", 1, "another process"), CODE)
             assert await told(controllers, other, is_known=False) is None, "the one before may only just have ended"
-            assert isinstance(await told(controllers, other, is_known=True), Disowned)
+            assert isinstance(await told(controllers, other, is_known=True), Superseded)
             assert await told(controllers, Register(LIFE, "another;2")) == BrokerIdLost(1)
             controllers.close()
 
@@ -136,7 +136,7 @@ def test_unreachable_controller_is_skipped_and_reported(tmp_path: Path) -> None:
             heartbeat = call_of(Heartbeat(LIFE, 0, 0, (0, 0)), identity(), 1, log_epoch=-1)
             assert len(await controllers.tell(heartbeat)) == 1
             controllers.close()
-        with pytest.raises(Unheard, match=str(nobody)):
+        with pytest.raises(NoControllerAnswered, match=str(nobody)):
             await controllers.ask(heartbeat)
 
     run(main())
@@ -172,7 +172,7 @@ def test_apache_controller_is_refused_if_acknowledged_messages_may_be_lost() -> 
     async def main() -> None:
         async with stock(says(ResponseCode.SUCCESS, nextBrokerId="4")) as address:
             refused = Controllers([address], PeerSecurity(), stock_is_refused="it has to sync")
-            with pytest.raises(Unheard, match="Apache's controller: it has to sync"):
+            with pytest.raises(NoControllerAnswered, match="Apache's controller: it has to sync"):
                 await told(refused, AskNextBrokerId())
             assert refused.connected == 0 and not refused.are_stock
             controllers = to(address)
@@ -193,7 +193,7 @@ def test_apache_controller_that_is_not_the_leader_is_skipped() -> None:
             assert await told(controllers, AskNextBrokerId()) == NextBrokerId(4)
             controllers.close()
             nobody = to(follower)
-            with pytest.raises(Unheard, match="not the leader"):
+            with pytest.raises(NoControllerAnswered, match="not the leader"):
                 await told(nobody, AskNextBrokerId())
             nobody.close()
 
@@ -210,7 +210,7 @@ def test_unanswered_set_change_is_not_repeated_at_another_controller() -> None:
     async def main() -> None:
         async with stock(goes) as first, stock(says(ResponseCode.CONTROLLER_BROKER_NOT_ALIVE)) as other:
             controllers = to(first, other)
-            with pytest.raises(Unheard):
+            with pytest.raises(NoControllerAnswered):
                 await told(controllers, Alter("r", 1, 1, (1,)))
             assert await told(controllers, Alter("r", 1, 1, (1,))) == AlterRefused("r"), "asked again: of the other one"
             controllers.close()
@@ -272,7 +272,7 @@ def test_closed_controllers_never_reconnect(tmp_path: Path) -> None:
             controllers = to(address)
             assert await told(controllers, AskNextBrokerId()) == NextBrokerId(1)
             controllers.close()
-            with pytest.raises(Unheard, match="was closed by this server"):
+            with pytest.raises(NoControllerAnswered, match="was closed by this server"):
                 await told(controllers, AskNextBrokerId())
             assert controllers.connected == 0
 
@@ -292,7 +292,7 @@ def test_concurrent_requests_share_one_attempt_at_a_hanging_controller(monkeypat
         controllers = to(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         asks = [told(controllers, AskNextBrokerId()) for _ in range(20)]
         told_them = await asyncio.gather(*asks, return_exceptions=True)
-        assert all(isinstance(one, Unheard) for one in told_them)
+        assert all(isinstance(one, NoControllerAnswered) for one in told_them)
         assert len(came) == 1
         for writer in came:
             writer.close()

@@ -11,7 +11,6 @@ from broker.ha.member_events import (
     Action,
     Alter,
     AlterRefused,
-    Answer,
     ApplyBrokerId,
     ArchiveSettled,
     AskNextBrokerId,
@@ -21,19 +20,16 @@ from broker.ha.member_events import (
     BrokerIdLost,
     BrokerIdTaken,
     ConfirmHeard,
-    Cut,
-    CutWanted,
-    Disowned,
     DropSlaves,
     Elect,
-    EndTurn,
+    EndRoleChange,
     Follow,
-    HandOver,
     Heartbeat,
     Life,
     MasterSettled,
     MetadataSynced,
     NextBrokerId,
+    NotifyOperator,
     NotRegistered,
     Register,
     Registered,
@@ -42,10 +38,14 @@ from broker.ha.member_events import (
     Saved,
     Seen,
     StockControllers,
+    StopAcknowledging,
     StopFollowing,
+    Superseded,
+    Switchover,
     SyncMetadata,
-    Tell,
     Tick,
+    Truncate,
+    TruncationWanted,
     View,
     Withdraw,
 )
@@ -151,7 +151,7 @@ def test_former_master_sends_apache_no_heartbeat_until_it_is_deposed() -> None:
     nobody = View(4, 7, frozenset((1, 2)))
     assert _kinds(member.happens(Seen(nobody), 5.0)) == [Elect]
     assert Heartbeat in _kinds(member.happens(Tick(END), 5.1))
-    assert _kinds(member.happens(Seen(_view(1, 5, 8, 1)), 5.2))[-1] is EndTurn
+    assert _kinds(member.happens(Seen(_view(1, 5, 8, 1)), 5.2))[-1] is EndRoleChange
     assert Heartbeat in _kinds(member.happens(Tick(END), 6.2)), "while it turns, too"
 
 
@@ -184,7 +184,7 @@ def test_member_that_lost_its_id_stops_acking_and_keeps_its_data(state: State) -
     assert member.state is state
     pair, confirm = member.record.view.pair, member.confirm
     actions = member.happens(BrokerIdLost(1), 1.1)
-    assert _kinds(actions) == [Answer, StopFollowing, DropSlaves, Save, AskNextBrokerId]
+    assert _kinds(actions) == [StopAcknowledging, StopFollowing, DropSlaves, Save, AskNextBrokerId]
     assert member.acknowledged(1.1) == -1 and not member.may_append(1.1) and not member.is_readable
     saved = member.record.saved
     assert actions[3] == Save(saved)
@@ -222,7 +222,12 @@ def test_check_code_is_constant_for_a_directory_and_new_for_a_copy() -> None:
 
 def test_disowned_member_stops_all_activity() -> None:
     member, _ = _master()
-    assert _kinds(member.happens(Disowned("a copy"), 1.0)) == [Answer, StopFollowing, DropSlaves, Tell]
+    assert _kinds(member.happens(Superseded("a copy"), 1.0)) == [
+        StopAcknowledging,
+        StopFollowing,
+        DropSlaves,
+        NotifyOperator,
+    ]
     assert member.acknowledged(1.0) == -1 and not member.may_append(1.0) and not member.is_readable
     assert member.happens(Tick(END), 9.0) == []
 
@@ -234,7 +239,7 @@ def test_epoch_pair_is_saved_before_the_first_step_of_a_role() -> None:
     member = _member()
     actions = member.happens(Registered(_view(1, 4, 9, 1)), 0.0)
     kinds = _kinds(actions)
-    assert kinds.index(Save) < kinds.index(StopFollowing) < kinds.index(BeginEpoch) < kinds.index(EndTurn)
+    assert kinds.index(Save) < kinds.index(StopFollowing) < kinds.index(BeginEpoch) < kinds.index(EndRoleChange)
     save = _only(Save, actions)
     assert isinstance(save, Save)
     assert (save.saved.master_epoch, save.saved.sync_state_set_epoch) == (4, 9)
@@ -267,7 +272,7 @@ def test_role_of_another_process_with_the_same_id_is_not_taken() -> None:
     assert BeginEpoch not in _kinds(member.happens(Seen(elsewhere), 1.0))
     assert member.acknowledged(1.0) == -1
     leading, _ = _master()
-    assert Answer() in leading.happens(Seen(msgspec.structs.replace(elsewhere, master_epoch=1)), 1.0)
+    assert StopAcknowledging() in leading.happens(Seen(msgspec.structs.replace(elsewhere, master_epoch=1)), 1.0)
     assert leading.acknowledged(1.0) == -1
 
 
@@ -278,7 +283,7 @@ def test_deposed_master_acknowledges_nothing_from_that_instant_on() -> None:
     assert member.acknowledged(0.1) == END
     actions = member.happens(Seen(_view(2, 2, 2, 2)), 0.2)
     assert member.acknowledged(0.2) == -1 and not member.may_append(0.2)
-    assert _kinds(actions)[:2] == [Answer, DropSlaves]
+    assert _kinds(actions)[:2] == [StopAcknowledging, DropSlaves]
     assert Follow(2, "h2:10911", 2) in actions
 
 
@@ -302,7 +307,7 @@ def test_role_change_during_another_waits_and_the_newest_wins() -> None:
 def test_reelected_master_begins_a_new_epoch() -> None:
     member, _ = _master()
     actions = member.happens(Seen(_view(1, 3, 5, 1)), 1.0)
-    assert BeginEpoch(3) in actions and Answer() in actions
+    assert BeginEpoch(3) in actions and StopAcknowledging() in actions
     assert member.state is State.TURNING_MASTER
 
 
@@ -325,15 +330,15 @@ def test_slave_keeps_following_while_the_controller_has_no_master() -> None:
 
 def test_slave_refuses_to_truncate_below_its_confirmed_offset() -> None:
     member = _slave(confirm=800)
-    actions = member.happens(CutWanted(700, floor=800), 1.0)
-    assert Cut not in _kinds(actions) and Tell in _kinds(actions)
+    actions = member.happens(TruncationWanted(700, floor=800), 1.0)
+    assert Truncate not in _kinds(actions) and NotifyOperator in _kinds(actions)
     assert member.state is State.REFUSED and not member.is_readable
     assert member.happens(Registered(_view(2, 1, 1, 2)), 2.1) == []
     assert member.confirm == 800
 
 
 def test_unconfirmed_tail_of_an_async_master_is_truncated() -> None:
-    assert _slave(ASYNC, confirm=800).happens(CutWanted(700, floor=800), 1.0) == [Cut(700)]
+    assert _slave(ASYNC, confirm=800).happens(TruncationWanted(700, floor=800), 1.0) == [Truncate(700)]
 
 
 def test_confirmed_offset_never_decreases_and_is_saved() -> None:
@@ -406,7 +411,7 @@ def _handing_over(now: float = 1.0) -> tuple[Member, Confirm]:
     member, confirming = _master()
     confirming.connected(2, "c", now)
     confirming.reported(2, "c", END - 100, now)
-    assert member.happens(HandOver(2), now) == [SyncMetadata()]
+    assert member.happens(Switchover(2), now) == [SyncMetadata()]
     return member, confirming
 
 
@@ -420,7 +425,7 @@ def test_switchover_stops_appends_and_waits_for_tables_and_log() -> None:
 
 def test_switchover_to_a_member_out_of_sync_is_refused() -> None:
     member, _ = _master()
-    assert _kinds(member.happens(HandOver(3), 1.0)) == [Tell]
+    assert _kinds(member.happens(Switchover(3), 1.0)) == [NotifyOperator]
     assert member.may_append(1.0)
 
 

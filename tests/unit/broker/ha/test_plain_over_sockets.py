@@ -49,7 +49,7 @@ class PlainFollower:
         self._told = self.master.says()
         return self._told, self.life
 
-    async def cut(self, to: int) -> None:
+    async def truncate(self, to: int) -> None:
         store = self.member.store
         store.truncate(store.record_start(to), epoch=0, floor=store.record_start(to))
 

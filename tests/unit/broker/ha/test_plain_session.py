@@ -17,11 +17,11 @@ from broker.ha.slave_session import (
     Append,
     Attached,
     Confirmed,
-    Cut,
     End,
     Local,
     Send,
     SlaveState,
+    Truncate,
 )
 from broker.ha.stock_master import Life, StockMaster, read_stock_master, unlike_stock
 from neve.errors import NeveError
@@ -129,7 +129,7 @@ def test_log_without_a_common_record_is_not_continued(own: tuple[int, bytes] | N
 
 def test_tail_that_a_restarted_master_lost_is_truncated_before_a_request() -> None:
     session = asking(0, 800)
-    assert session.told(master(replace(LIFE, boot_ms=LIFE.boot_ms + 1)), LIFE, 0.0) == [Cut(500)]
+    assert session.told(master(replace(LIFE, boot_ms=LIFE.boot_ms + 1)), LIFE, 0.0) == [Truncate(500)]
     assert session.parted(480) == [Attached(0)]
     assert session.attached(480, 0.0) == [Send(pack(">q", 470))]
     assert copied(session.receive_data(frame(470, LAST + b"ab"), 0.0)) == [Send(pack(">q", 480)), Append(480, b"ab")]
@@ -139,7 +139,7 @@ def test_incarnation_that_ends_like_the_former_one_is_a_new_one() -> None:
     """It wrote above that offset, was killed, and lost all of it."""
     again = replace(LIFE, boot_ms=LIFE.boot_ms + 1)
     assert again.end_at_start == LIFE.end_at_start
-    assert asking(0, 800).told(master(again), LIFE, 0.0) == [Cut(500)]
+    assert asking(0, 800).told(master(again), LIFE, 0.0) == [Truncate(500)]
 
 
 def test_bytes_written_since_the_masters_start_are_not_truncated() -> None:

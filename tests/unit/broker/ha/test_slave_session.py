@@ -28,13 +28,13 @@ from broker.ha.slave_session import (
     Append,
     Attached,
     Confirmed,
-    Cut,
     End,
     Local,
     Send,
     SlaveSession,
     SlaveState,
     TakeEpochs,
+    Truncate,
 )
 from tests.kit.broker.ha_session import EMPTY, A, B, hello, why
 
@@ -164,7 +164,7 @@ def test_slave_that_is_behind_requests_from_its_end() -> None:
 
 def test_former_masters_diverged_tail_is_truncated_before_a_request() -> None:
     made = greeted(Local(0, 100, ((1, 0), (2, 50)), 60, 2))
-    assert made.receive_data(encode_master_handshake(80, [(1, 0), (2, 50), (3, 70)]), 0.0) == [Cut(70)]
+    assert made.receive_data(encode_master_handshake(80, [(1, 0), (2, 50), (3, 70)]), 0.0) == [Truncate(70)]
     assert made.state is SlaveState.PARTING
     assert made.attached(70, 0.0) == [], "not yet"
     assert made.parted(66, ((1, 0), (2, 50))) == [Attached(3)]
@@ -179,7 +179,7 @@ def test_confirm_of_the_new_master_counts_below_a_truncation() -> None:
     Otherwise no new message would be visible below that offset.
     """
     made = greeted(Local(0, 100, ((1, 0), (2, 50)), 100, 2))
-    assert made.receive_data(encode_master_handshake(80, [(1, 0), (2, 50), (3, 70)]), 0.0) == [Cut(70)]
+    assert made.receive_data(encode_master_handshake(80, [(1, 0), (2, 50), (3, 70)]), 0.0) == [Truncate(70)]
     assert made.parted(66, ((1, 0), (2, 50))) == [Attached(3)]
     made.attached(66, 0.0)
     made.receive_data(t2(66, b"xxxx", epoch=2, start=50, confirm=68), 0.0)
@@ -189,7 +189,7 @@ def test_confirm_of_the_new_master_counts_below_a_truncation() -> None:
 def test_epoch_without_bytes_that_the_master_lacks_is_dropped() -> None:
     """It came with a heartbeat of a master that wrote nothing. The next master still uses the epoch before."""
     made = greeted(Local(0, 30, ((1, 0), (2, 30)), 30, 2))
-    assert made.receive_data(encode_master_handshake(80, [(1, 0), (3, 60)]), 0.0) == [Cut(30)]
+    assert made.receive_data(encode_master_handshake(80, [(1, 0), (3, 60)]), 0.0) == [Truncate(30)]
     assert made.parted(30, ((1, 0),)) == [Attached(3)]
     made.attached(30, 0.0)
     assert plain(made.receive_data(t2(30, b"xx", epoch=1), 0.0)) == [Append(30, b"xx")]
@@ -198,7 +198,7 @@ def test_epoch_without_bytes_that_the_master_lacks_is_dropped() -> None:
 def test_unconfirmed_tail_is_truncated_under_apache_reusing_an_epoch() -> None:
     local = Local(0, 100, ((1, 0), (2, 50)), 60, 2)
     made = session(local, stock=True)
-    assert made.receive_data(encode_master_handshake(120, [(1, 0), (2, 50)]), 0.0) == [Cut(60)]
+    assert made.receive_data(encode_master_handshake(120, [(1, 0), (2, 50)]), 0.0) == [Truncate(60)]
     again = session(replace(local, followed_epoch=3), stock=True)
     assert again.receive_data(encode_master_handshake(120, [(1, 0), (2, 50)]), 0.0) == [Attached(3)]
 

@@ -83,7 +83,7 @@ class SessionLink:
             match action:
                 case slave_session.Send(data=data):
                     self.up += data
-                case slave_session.Cut(to=to):
+                case slave_session.Truncate(to=to):
                     member.log.truncate(to)
                     end = member.log.max_physical_offset
                     member.epochs.truncate(end)

@@ -15,7 +15,7 @@ from infra.clock import Clock
 log = logging.getLogger(__name__)
 
 
-class Reign:
+class MemberAdmission:
     """Admission of one broker, as master or slave. The set's part `MemberRole` sets `leads`."""
 
     def __init__(self, member: Member, ha_service: HaService, clock: Clock) -> None:
