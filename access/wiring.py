@@ -17,7 +17,7 @@ from infra.net.limits import RemotingLimits
 from infra.net.remoting_peer import PeerSecurity
 from infra.net.remoting_server import Connection, RemotingServer
 from infra.net.request_router import RequestRouter
-from infra.net.tls import client_context, server_tls
+from infra.net.tls import ServerTls, client_context
 from infra.process.descriptors import DescriptorBudget
 
 
@@ -27,9 +27,6 @@ class PortConfig(Protocol):
     bind_address: str
     max_connections: int
     max_unfinished_bytes: int
-    tls_server_mode: str
-    tls_cert_path: str
-    tls_key_path: str
 
 
 def make_guard(
@@ -85,10 +82,11 @@ def make_server(
     descriptors: DescriptorBudget,
     *,
     port: int,
+    tls: ServerTls | None,
     in_use: Callable[[], int] = lambda: 0,
     closed: Callable[[Connection], None] | None = None,
 ) -> RemotingServer:
-    """Return a server of `router` behind the guard; `in_use` counts other descriptors. Raises StartupError."""
+    """Return a server of `router` behind the guard; `in_use` counts other descriptors."""
     return RemotingServer(
         guarded(router, guard),
         reads=router.reads,
@@ -102,5 +100,5 @@ def make_server(
         ),
         room=lambda: descriptors.connections(in_use()),
         closed=closed,
-        tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
+        tls=tls,
     )

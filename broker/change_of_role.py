@@ -28,7 +28,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from broker.archiving.deletion import DoomedQueues
-from broker.clients.registration import Registration
 from broker.ha.admission import MemberAdmission
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
@@ -72,7 +71,7 @@ class ChangeOfRole:
         timers: TimerMessages,
         transactions: HalfMessages,
         doomed: DoomedQueues,
-        registration: Registration,
+        register_soon: Callable[[], None],
         files: Sequence[StateFile],
         go_on: Callable[[], Awaitable[Mapping[str, Mapping[int, int]]]],
         threads: Threads = SYSTEM_THREADS,
@@ -86,7 +85,7 @@ class ChangeOfRole:
         self._store, self._admission = store, admission
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
-        self._doomed, self._registration, self._go_on = doomed, registration, go_on
+        self._doomed, self._register_soon, self._go_on = doomed, register_soon, go_on
         self._files = tuple(files)
         self._journal = journal
         self._unrecorded: ArchiveSettled | None = None  # record of this term that the log has not accepted yet
@@ -223,7 +222,7 @@ class ChangeOfRole:
 
     def roles_changed(self) -> None:
         """Register the new role at the name servers."""
-        self._registration.soon()
+        self._register_soon()
 
 
 def _raised_records(raised: Mapping[str, Mapping[int, int]]) -> Iterator[QueuesRaised]:

@@ -1,6 +1,6 @@
 """Composition of a broker's membership in a broker set: admission of appends first, the manager once all parts exist.
 
-The parts are wired explicitly, as everywhere in the broker (`broker_controller`). A single broker has none of them.
+The parts are wired explicitly, as everywhere in the broker (`broker.wiring`). A single broker has none of them.
 """
 
 from __future__ import annotations
@@ -261,11 +261,11 @@ class MasterPins:
     It therefore keeps as much of the log as the master has, while there is disk space.
     """
 
-    def __init__(self, master_begins_at: Callable[[], int], *, is_crowded: Callable[[], bool]) -> None:
-        self._master_begins_at, self._is_crowded = master_begins_at, is_crowded
+    def __init__(self, slave: PlainSlave, *, is_crowded: Callable[[], bool]) -> None:
+        self._slave, self._is_crowded = slave, is_crowded
 
     def lowest(self) -> int | None:
-        return None if self._is_crowded() else self._master_begins_at()
+        return None if self._is_crowded() else self._slave.master_begins_at
 
     def undelivered_from(self) -> int | None:
         return 0  # the master knows which of its messages still wait

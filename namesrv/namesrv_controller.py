@@ -13,6 +13,7 @@ from infra.disk.filesystem import Disk
 from infra.loop.supervisor import Supervisor, Trouble
 from infra.net.remoting_server import Connection
 from infra.net.request_router import RequestRouter
+from infra.net.tls import server_tls
 from infra.process.descriptors import budget
 from infra.process.startup import open_files_limit
 from namesrv.kv_config_manager import KvConfigManager
@@ -40,7 +41,10 @@ class NamesrvController:
         auth = config.kv_path.parent / "auth" / "auth.json"
         guard = make_guard(config, auth, disk, ROUTES, cluster=config.cluster_name)
         descriptors = budget(open_files_limit(), 0)  # a name server has no mappings
-        self._server = make_server(config, router, guard, descriptors, port=config.listen_port, closed=self._closed)
+        tls = server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path)
+        self._server = make_server(
+            config, router, guard, descriptors, port=config.listen_port, tls=tls, closed=self._closed
+        )
         self._pages = ServerPages(
             clock, self._supervisor, port=config.admin_port, server=self._server, guard=guard, troubles=self.troubles
         )

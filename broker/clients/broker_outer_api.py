@@ -8,6 +8,7 @@ from zlib import crc32
 
 from access.wiring import peer_security
 from broker.config import BrokerConfig
+from broker.ha.ha_service import HaService
 from broker.tables.state_file import encode_table
 from broker.tables.topic_config_manager import TopicConfig
 from infra.net.remoting_peer import RemotingPeer
@@ -31,16 +32,23 @@ class BrokerOuterApi:
     """
 
     def __init__(
-        self, config: BrokerConfig, address: tuple[str, int], *, ha_port: Callable[[], int] | None = None
+        self,
+        config: BrokerConfig,
+        address: tuple[str, int],
+        *,
+        ha_service: HaService | None = None,
+        on_master: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Create it without connecting; `address` is for clients, `ha_port` for slaves."""
+        """Create it without connecting.
+
+        `address` is for clients. Slaves connect to `ha_service`; without one the port above is registered for them.
+        `on_master` is called after each registration of a slave, with the master's address and HA address if a name
+        server has them.
+        """
         self._config, self._address = config, address
-        self._ha_port = ha_port or (lambda: address[1] + 1)
+        self._ha_service, self._on_master = ha_service, on_master
         #: Registered broker id; a master has 0.
         self.broker_id = config.broker_id
-        #: Called after each registration of a slave, with the master's address and HA address if a name server has
-        #: them.
-        self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
         self._security = peer_security(config)
         self._peers = dict[str, RemotingPeer]()
         self.registered: set[str] = set()
@@ -57,10 +65,11 @@ class BrokerOuterApi:
     async def register(self, topics: dict[str, Any]) -> int:
         """Register the whole topic table with all name servers; return how many accepted it."""
         body, checksum = await asyncio.to_thread(_registration, topics)
-        host, _ = self._address
+        host, port = self._address
+        ha_port = port + 1 if self._ha_service is None else self._ha_service.port
         ext = {
             **self._identity(),
-            "haServerAddr": f"{host}:{self._ha_port()}",
+            "haServerAddr": f"{host}:{ha_port}",
             "enableActingMaster": "false",  # required, so that a slave registers its topics while there is no master
             "compressed": "false",
             "bodyCrc32": str(checksum),
@@ -68,8 +77,9 @@ class BrokerOuterApi:
         request = (RequestCode.REGISTER_BROKER, ext, body)
         answers = await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
         masters = (_master(answer.ext) for answer in answers if answer is not None)
-        if self.broker_id and (master := next(filter(None, masters), None)) is not None:
-            self.on_master(*master)
+        master = next(filter(None, masters), None)
+        if self.broker_id and self._on_master is not None and master is not None:
+            self._on_master(*master)
         return sum(answer is not None for answer in answers)
 
     async def register_topics(self, names: Sequence[str], row: Callable[[str], TopicConfig | None]) -> bool:

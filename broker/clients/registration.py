@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from broker.clients.broker_outer_api import BrokerOuterApi
+from broker.ha.replicas_manager import ReplicasManager
 from broker.tables.topic_config_manager import TopicConfigManager
 
 MASTER_ID = 0
@@ -22,11 +23,12 @@ class Registration:
         self,
         name_servers: BrokerOuterApi,
         topics: TopicConfigManager,
-        broker_id: Callable[[], int | None] | None = None,
+        wanted: asyncio.Event,
+        replicas: ReplicasManager | None = None,
     ) -> None:
-        """Create it; `broker_id` returns the id to register, None to skip it; without it, the configured id is used."""
-        self._name_servers, self._topics, self._broker_id = name_servers, topics, broker_id
-        self._wanted = asyncio.Event()
+        """Create it; a set `wanted` requests a registration. Without `replicas` the configured id is registered."""
+        self._name_servers, self._topics, self._replicas = name_servers, topics, replicas
+        self._wanted = wanted
         self._later: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
@@ -37,8 +39,8 @@ class Registration:
         """Register now; returns when each name server has answered or failed."""
         if not self._name_servers.are_there:
             return
-        if self._broker_id is not None:
-            broker_id = self._broker_id()
+        if self._replicas is not None:
+            broker_id = self._replicas.role.registered_as
             if broker_id is None:
                 return
             self._name_servers.broker_id = broker_id
@@ -57,7 +59,7 @@ class Registration:
 
     @property
     def _is_master(self) -> bool:
-        return self._broker_id is None or self._broker_id() == MASTER_ID
+        return self._replicas is None or self._replicas.role.registered_as == MASTER_ID
 
     def _soon_now(self) -> None:
         self._later = None
@@ -70,7 +72,7 @@ class Registration:
             self._wanted.clear()
             try:
                 await self.now()
-                if self._broker_id is None:  # in a set, saving may wait for other members, and the log has the topics
+                if self._replicas is None:  # in a set, saving may wait for other members, and the log has the topics
                     await self._topics.file.save()
             except Exception:
                 self._wanted.set()  # retried at the next call

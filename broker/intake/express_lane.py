@@ -24,6 +24,7 @@ import msgspec
 from access.signed_sends import SignedSends
 from broker.broker_stats import BrokerStats, Traffic
 from broker.config import BrokerConfig
+from broker.intake.acknowledgement import Acknowledgement
 from broker.intake.intake import Intake, cached_tags_code, with_unique_id
 from broker.intake.log_writer import LogWriter
 from broker.intake.receipts import PlainSend, ReceiptTemplate
@@ -96,6 +97,7 @@ class ExpressSend:
         config: BrokerConfig,
         clock: Clock,
         *,
+        answers: Acknowledgement,
         topics: TopicConfigManager,
         stats: BrokerStats,
         signed_sends: SignedSends | None,
@@ -105,12 +107,13 @@ class ExpressSend:
         self._intake, self._writer, self._config, self._clock = intake, writer, config, clock
         self._topics, self._stats, self._signed_sends = topics, stats, signed_sends
         self._rooms, self._set_takes = writer.rooms, writer.takes
-        self._queue_of, self._stamped, self._special = writer.queue_of, intake.stamped, intake.special_properties
+        self._queue_of, self._stamped, self._special = writer.queue_of, intake.stamp.stamped, intake.special_properties
         self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
         self._decode = _decode if signed_sends is None else _decode_signed
         self._template = ReceiptTemplate(address)
         self._last: SendRules | None = None  # of the last read, because most reads go to the same topic
-        self._answers_later = intake.answers_later
+        self._answers_later, self._when_durable = answers.answers_later, answers.acknowledge
+        self._next_unique_id = intake.stamp.next_unique_id
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
         """Store and answer plain sends from `frames`, until a frame is not plain, none is left, or the lane yields."""
@@ -255,7 +258,7 @@ class ExpressSend:
             return False
         unique, tags, keys = properties.get("UNIQ_KEY"), properties.get("TAGS"), properties.get("KEYS")
         if not unique:
-            unique = self._intake.next_unique_id(batch.now)
+            unique = self._next_unique_id(batch.now)
             text = with_unique_id(text, unique)
         elif not unique.isalnum() or not unique.isascii():  # would need escaping in the JSON answer
             return False
@@ -313,4 +316,4 @@ class ExpressSend:
     ) -> None:
         physical_offset, size, _ = receipts[-1][1]
         render = functools.partial(self._template.render, receipts)
-        self._intake.acknowledge(connection, physical_offset + size, render, begun, len(receipts), waits=waits)
+        self._when_durable(connection, physical_offset + size, render, begun, len(receipts), waits=waits)

@@ -4,12 +4,12 @@ A send passes four steps:
 
     admission    check_open, check_topic: RocketMQ's checks, in RocketMQ's order. A missing topic is created, and its
                  entry is durable before a message in it is acknowledged.
-    properties   begins_transaction, stamped: the unique id and the broker's own properties.
+    properties   begins_transaction, `stamp`: the unique id and the broker's own properties.
     storage      send: a producer's message. Half, delayed and timer messages go to their `WaitingRoom`.
                  put: as send, but never begins a transaction; for a message that results from another one.
                  put_now, put_batch: always to the named queue, whatever the properties request.
-    answer       acknowledge, settled: as soon as the record is as durable as this broker promises. In a broker set
-                 the in-sync replicas have to confirm it first (`broker.intake.replication`).
+    answer       not here but by `Acknowledgement`, as soon as the record is as durable as this broker promises. In a
+                 broker set the in-sync replicas have to confirm it first (`broker.intake.replication`).
 
 The express lane does the same for plain sends, which need only a check and an append.
 """
@@ -22,14 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from broker.broker_stats import BrokerStats
-from broker.clients.registration import Registration
 from broker.config import BrokerConfig
-from broker.intake.flusher import Flusher, WaitingSend
 from broker.intake.log_writer import LogWriter, found_by
 from broker.intake.message import NewMessage, Stored
+from broker.intake.message_stamp import MessageStamp
 from broker.intake.property_text import ended, join_properties
-from broker.intake.receipts import REGION, host_in_msg_id
-from broker.intake.replication import STANDS_ALONE, AppendRefused, Replication
+from broker.intake.replication import AppendRefused
 from broker.life import BrokerLife
 from broker.role import BrokerRole
 from broker.store.appender import AppendResult
@@ -37,10 +35,7 @@ from broker.store.errors import InternalTopic, MessageIllegal, StoreError, Store
 from broker.store.message_store import PutResult
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.clock import Clock
-from infra.net.remoting_server import Connection
-from infra.observe.metrics import LATENCIES, Histogram
 from neve.errors import BrokerError
-from neve.record.ids import UniqueIdGenerator
 from neve.record.layout import PROPERTIES_LENGTH_MAX
 from neve.record.properties import PROPERTY_DELAY, PROPERTY_TAGS, PROPERTY_TRANSACTION_PREPARED, tags_code
 from neve.remoting import names
@@ -83,7 +78,7 @@ class WaitingRoom(Protocol):
 
 
 class Intake:
-    """Admission, storage and acknowledgement of messages from clients."""
+    """Admission and storage of messages from clients."""
 
     def __init__(
         self,
@@ -93,34 +88,22 @@ class Intake:
         role: BrokerRole,
         *,
         writer: LogWriter,
-        flusher: Flusher,
         topics: TopicConfigManager,
-        registration: Registration,
+        register_soon: Callable[[], None],
         stats: BrokerStats,
         half_messages: WaitingRoom,
         waiting_rooms: Sequence[WaitingRoom],
-        unique_ids: UniqueIdGenerator,
-        address: tuple[str, int],
-        replication: Replication = STANDS_ALONE,
+        stamp: MessageStamp,
     ) -> None:
         """`waiting_rooms` are tried in this order."""
         self._config, self._clock, self._life, self._role = config, clock, life, role
-        self._writer, self._flusher, self._stats = writer, flusher, stats
-        self._topics, self._registration = topics, registration
+        self._writer, self._stats = writer, stats
+        self._topics, self._register_soon = topics, register_soon
         self._half_messages, self._waiting_rooms = half_messages, waiting_rooms
-        self._unique_ids = unique_ids
-        self._host = host_in_msg_id(address)
-        cluster = config.broker_cluster_name
-        self._suffix = f"MSG_REGION\x01{REGION}\x02TRACE_ON\x01true\x02CLUSTER\x01{cluster}\x02"
+        self.stamp, self._host, self._stamped = stamp, stamp.host, stamp.stamped
         #: A message with one of these properties is not plain. One set lets the express lane test all of them at once.
         self.special_properties = TELLS_ELSEWHERE.union(*(room.asked_by for room in (half_messages, *waiting_rooms)))
-        self._sync_flush, self._replication = config.sync_flush, replication
-        #: Whether sends are answered later than they are stored: under SYNC_FLUSH, or in a broker set.
-        self.answers_later = config.sync_flush or replication.waits
-        self._wait = flusher.wait if config.sync_flush else replication.wait
         self._turn = itertools.count()
-        #: Seconds from reading a send to its answer; only successful sends count.
-        self.latency = Histogram(LATENCIES)
         self.messages = 0
         self.bytes = 0
 
@@ -201,9 +184,9 @@ class Intake:
             if fault is not None:
                 raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
             found = self._topics.create_plain(topic, queues)
-            self._registration.soon()
+            self._register_soon()
         elif self._topics.grow(topic, queues):
-            self._registration.soon()
+            self._register_soon()
             found = self._topics.require(topic)
         return found
 
@@ -230,7 +213,7 @@ class Intake:
         if config is None:
             full = "" if topics.room > 0 else f" There are maxTopics={self._config.max_topics} topics."
             raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!{full}")
-        self._registration.soon()
+        self._register_soon()
         return config
 
     # ---- properties
@@ -256,25 +239,10 @@ class Intake:
         """Return whether the message requests a delay level or a delivery time."""
         return any(not room.asked_by.isdisjoint(properties) for room in self._waiting_rooms)
 
-    def next_unique_id(self, now: int) -> str:
-        """Return a unique id for a message whose client set none."""
-        return self._unique_ids.next(now)
-
-    def stamped(self, text: str) -> bytes:
-        """Return the properties for the record: the client's, then the broker's own."""
-        if text and text[-1] != "\x02":  # same as `ended`, inlined because each plain send calls this
-            text += "\x02"
-        return (text + self._suffix).encode("utf-8", "surrogatepass")
-
-    @property
-    def stamp(self) -> str:
-        """The broker's own properties, encoded as text."""
-        return self._suffix
-
     def _checked_properties(self, text: str, properties: Mapping[str, str]) -> bytes:
         if not TELLS_ELSEWHERE.isdisjoint(properties):
             text = join_properties({name: value for name, value in properties.items() if name not in _FROM_ELSEWHERE})
-        raw = self.stamped(text)
+        raw = self._stamped(text)
         if len(raw) > PROPERTIES_LENGTH_MAX:
             raise BrokerError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -292,7 +260,7 @@ class Intake:
         """
         unique = properties.get("UNIQ_KEY")
         if unique is None:
-            unique = properties["UNIQ_KEY"] = self.next_unique_id(self._clock.now_ms())
+            unique = properties["UNIQ_KEY"] = self.stamp.next_unique_id(self._clock.now_ms())
             text = with_unique_id(text, unique)
         message.properties = self._checked_properties(text, properties)
         stored = self._put(message, properties, (self._half_messages,) if half else self._waiting_rooms)
@@ -373,51 +341,6 @@ class Intake:
         self.messages += number
         self.bytes += size
         self._stats.put_all(number, size)
-
-    # ---- answer
-
-    def acknowledge(
-        self,
-        connection: Connection,
-        end_offset: int,
-        render: Callable[[int], bytes],
-        begun: float,
-        number: int = 1,
-        *,
-        waits: bool,
-    ) -> None:
-        """Send `render(code)` once the log is as durable as promised up to `end_offset`; at once if not `waits`.
-
-        `begun` is when the sends were read, in seconds of the monotonic clock. `number` is how many sends this answers.
-        """
-        render = functools.partial(self._render, render, begun, number)
-        if waits and self.answers_later:
-            deadline = self._clock.monotonic() + self._config.sync_flush_timeout / 1000
-            self._wait(WaitingSend(end_offset, connection, deadline, render))
-        else:
-            connection.send_raw(render(ResponseCode.SUCCESS))
-
-    def _render(self, render: Callable[[int], bytes], begun: float, number: int, code: int) -> bytes:
-        if code == ResponseCode.SUCCESS:
-            self.latency.observe(self._clock.monotonic() - begun, number)
-        return render(code)
-
-    async def settled(self) -> None:
-        """Return when everything stored so far is as durable on this broker's disk as `acknowledge` promises.
-
-        The wait for replicas is elsewhere, around the request handlers (`broker.requests.replicated_answers`).
-        """
-        if self._sync_flush:
-            await self._flusher.flush_now()
-
-    def stop_acknowledging(self) -> None:
-        """Answer all waiting sends as stored but not confirmed, because this member is no longer master of its set.
-
-        A change of role calls this first: a confirm offset of a later term proves nothing about records appended
-        before.
-        """
-        self._flusher.answer_all(ResponseCode.FLUSH_SLAVE_TIMEOUT)
-        self._replication.answer_all()
 
 
 def with_unique_id(text: str, unique: str) -> str:

@@ -3,7 +3,7 @@
 An answer that promises a record is given once the local flush rule (`flusher`) is met and the set has confirmed the log
 up to the record's end. Waiters:
 
-    sends, in all lanes     `Intake.acknowledge` → the flusher, under SYNC_FLUSH → `wait`
+    sends, in all lanes     `Acknowledgement` → the flusher, under SYNC_FLUSH → `wait`
     results of a pop        `pop_message` → `replicated`
     all other changes       `requests/replicated_answers`, around the handlers → `replicated`
 
@@ -16,7 +16,7 @@ Queries to the set (`BrokerSet`):
 Notifications from the set:
 
     `confirmed`                    answers every waiter below the new confirm offset
-    `Intake.stop_acknowledging`    this member is no longer master: all waiters in all stages are answered
+    `Acknowledgement.stop`         this member is no longer master: all waiters in all stages are answered
                                    FLUSH_SLAVE_TIMEOUT before anything else happens, and a new *term* begins
 
 A confirm offset of a later term proves nothing about records of an earlier one, because the log may have been truncated
@@ -107,7 +107,7 @@ class Replication(Protocol):
         """
 
     def answer_all(self) -> None:
-        """Answer all waiters with FLUSH_SLAVE_TIMEOUT and begin a new term; for `Intake.stop_acknowledging`."""
+        """Answer all waiters with FLUSH_SLAVE_TIMEOUT and begin a new term; for `Acknowledgement.stop`."""
 
 
 class StandsAlone:
@@ -218,7 +218,7 @@ class GroupTransfer:
             self._answer(waiter, ResponseCode.SUCCESS)
 
     def answer_all(self) -> None:
-        """Answer all waiters with FLUSH_SLAVE_TIMEOUT and begin a new term; for `Intake.stop_acknowledging`."""
+        """Answer all waiters with FLUSH_SLAVE_TIMEOUT and begin a new term; for `Acknowledgement.stop`."""
         self.term += 1
         self._newest = 0
         for waiter in self._waiting.all():

@@ -1,6 +1,7 @@
 """END_TRANSACTION (37) commits or rolls back half messages. RESUME_CHECK_HALF_MESSAGE (323) restarts checks."""
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from access.guard import Guard
 from access.permissions import PUB, UPDATE, of_cluster, of_topic
@@ -43,10 +44,12 @@ class EndTransactionProcessor:
         clock: Clock,
         topics: TopicConfigManager,
         guard: Guard,
+        settled: Callable[[], Awaitable[None]],
     ) -> None:
+        """`settled` returns when everything stored so far is durable."""
         self._intake, self._half_messages, self._clock = intake, half_messages, clock
         self._store, self._tiered = store, tiered
-        self._topics, self._guard = topics, guard
+        self._topics, self._guard, self._settled = topics, guard, settled
         #: Ended transactions by topic.
         self.committed, self.rolled_back = Counter[str](), Counter[str]()
 
@@ -59,7 +62,7 @@ class EndTransactionProcessor:
         if outcome != UNKNOWN:
             self._end(connection, request, outcome)
             if not request.is_oneway:
-                await self._intake.settled()
+                await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def _end(self, connection: Connection, request: RemotingCommand, outcome: int) -> None:
@@ -117,7 +120,7 @@ class EndTransactionProcessor:
                 raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
         except REFUSALS as error:
             raise refusal(error) from error
-        await self._intake.settled()
+        await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def _check_time(self, request: RemotingCommand, record: MessageRecord) -> None:

@@ -8,22 +8,20 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from access.guard import Guard
 from access.permissions import SUB, of_topic_and_group
 from broker.broker_stats import BrokerStats
-from broker.clients.client_manager import BROADCASTING, TAG, ClientManager
 from broker.config import BrokerConfig
 from broker.long_polling.pull_request_hold import MAX_HELD_SIZE, HeldPull, PullRequestHold
 from broker.reading.backlog_turns import BacklogTurns
-from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter, parse_expression
+from broker.reading.message_filter import MessageFilter
 from broker.reading.tiered_store import Answer, PendingRead, TieredStore
-from broker.requests.route import FENCED, MEMBERS, SLAVE, BrokerRoute, Waits
+from broker.requests.pull_checks import PullChecks
+from broker.requests.route import MEMBERS, BrokerRoute, Waits
 from broker.requests.slave_pull import held_for, moves_on, slave_code
 from broker.role import BrokerRole, Role
 from broker.store.message_store import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
-from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
-from broker.tables.topic_config_manager import TopicConfigManager
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from infra.clock import Clock
 from infra.net.remoting_server import Connection
 from infra.observe.metrics import Histogram
@@ -32,13 +30,12 @@ from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import PullMessageHeader, parse_header
-from neve.remoting.names import PERM_READ
 
 log = logging.getLogger(__name__)
 
 Answered = RemotingCommand | None | Awaitable[RemotingCommand | None]
 
-COMMIT_OFFSET, SUSPEND, SUBSCRIPTION, CLASS_FILTER = 1, 2, 4, 8
+COMMIT_OFFSET, SUSPEND = 1, 2
 _MAX_COUNT = 1024
 _DEFAULT_BYTES = 256 * 1024
 _MAX_BYTES = 8 << 20
@@ -86,15 +83,12 @@ class PullMessageProcessor:
         clock: Clock,
         role: BrokerRole,
         *,
+        checks: PullChecks,
         tiered: TieredStore,
         hold: PullRequestHold,
         turns: BacklogTurns,
-        topics: TopicConfigManager,
-        groups: SubscriptionGroupManager,
-        clients: ClientManager,
         offsets: ConsumerOffsetManager,
         stats: BrokerStats,
-        guard: Guard,
         latency: Histogram,
         master_may_lack: Callable[[str, int, int], bool] | None = None,
     ) -> None:
@@ -104,11 +98,11 @@ class PullMessageProcessor:
         `master_may_lack(topic, queue, offset)` returns whether a slave must keep its readers, because the master may
         not have the messages; None: the master has all.
         """
-        self._config, self._clock, self._role, self._guard = config, clock, role, guard
+        self._config, self._clock, self._role, self._checks = config, clock, role, checks
         self._master_may_lack = master_may_lack
         self._tiered, self._hold, self._turns, self._stats = tiered, hold, turns, stats
-        self._topics, self._groups, self._clients, self._offsets = topics, groups, clients, offsets
-        self._latency = latency
+        self._check, self._topics, self._groups = checks.check, checks.topics, checks.groups
+        self._offsets, self._latency = offsets, latency
 
     @BrokerRoute(Code.PULL_MESSAGE, of_topic_and_group(SUB), MEMBERS, Waits.NO, reads=True, hides_topics=True)
     @BrokerRoute(Code.LITE_PULL_MESSAGE, of_topic_and_group(SUB), MEMBERS, Waits.NO, reads=True, hides_topics=True)
@@ -162,8 +156,7 @@ class PullMessageProcessor:
 
     def _begin_again(self, pull: Pull) -> Answered:
         """Read after the wait for a turn, with all checks again."""
-        self._guard.require(pull.connection, pull.request)
-        self._check(pull.header)
+        self._checks.check_again(pull.connection, pull.request, pull.header)
         return self._begin(pull)
 
     def _may_wait(self, pull: Pull) -> bool:
@@ -182,76 +175,6 @@ class PullMessageProcessor:
     def _first_deadline(self, pull: Pull) -> float:
         """Return the deadline of the request, which stays the same when the pull is held again."""
         return self._clock.monotonic() + min(pull.header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
-
-    # ---- checks
-
-    def _check(self, header: PullMessageHeader) -> MessageFilter:
-        if not self._role.is_master:
-            self._check_slave()
-        if not self._config.broker_permission & PERM_READ:
-            name = self._config.broker_name
-            raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{name}] pulling message is forbidden")
-        group = self._groups.require(header.consumer_group)
-        if not group.consume_enable:
-            raise BrokerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
-        topic = self._topics.require(header.topic)
-        if not topic.perm & PERM_READ:
-            raise BrokerError(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
-        if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise BrokerError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
-            )
-        if header.sys_flag & CLASS_FILTER:
-            raise BrokerError(ResponseCode.SYSTEM_ERROR, "class filters are not supported")
-        if header.sys_flag & SUBSCRIPTION:
-            return parse_expression(
-                header.subscription, header.expression_type, sql=self._config.enable_property_filter
-            )
-        return self._stored_subscription(header, broadcast=group.consume_broadcast_enable)
-
-    def _check_slave(self) -> None:
-        role = self._role.current
-        if role is Role.FENCED or not self._config.slave_read_enable:
-            raise BrokerError(*(FENCED if role is Role.FENCED else SLAVE))
-
-    def _stored_subscription(self, header: PullMessageHeader, *, broadcast: bool) -> MessageFilter:
-        """Return the filter of the group's subscription from its heartbeats."""
-        info = self._clients.consumers.get(header.consumer_group)
-        if info is None:
-            raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
-        if info.message_model == BROADCASTING and not broadcast:
-            raise BrokerError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
-            )
-        if self._groups.is_forbidden(header.consumer_group, header.topic):
-            raise BrokerError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]",
-            )
-        subscription = info.subscriptions.get(header.topic)
-        if subscription is None:
-            raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
-        if subscription.sub_version < header.sub_version:
-            raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        if subscription.expression_type in (TAG, "", None):
-            codes = subscription.code_set
-            return MessageFilter(frozenset(codes)) if codes else EVERY_MESSAGE
-        try:
-            return parse_expression(
-                subscription.sub_string,
-                subscription.expression_type,
-                sql=self._config.enable_property_filter,
-            )
-        except BrokerError as error:
-            if error.code != ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-                raise
-            raise BrokerError(
-                ResponseCode.FILTER_DATA_NOT_EXIST,
-                f"The broker's consumer filter data not exist! Your expression may be wrong: {error.remark}",
-            ) from error
 
     # ---- reading
 
@@ -299,8 +222,7 @@ class PullMessageProcessor:
             self._hold_on(pull, deadline)
             return None
         pull.begun, pull.is_slow = self._clock.monotonic(), False
-        self._guard.require(pull.connection, pull.request)
-        self._check(pull.header)
+        self._checks.check_again(pull.connection, pull.request, pull.header)
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
             return self._respond_later(pull, answer, deadline, last=last)

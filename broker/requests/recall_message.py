@@ -5,6 +5,7 @@ handle:  base64url of "v1 <topic> <broker> <time of delivery + 1> <unique key>"
 
 import base64
 import binascii
+from collections.abc import Awaitable, Callable
 
 from access.permissions import PUB, of_topic
 from broker.config import BrokerConfig
@@ -33,8 +34,18 @@ _ROLES = master_else(ResponseCode.SLAVE_NOT_AVAILABLE, "recall failed, broker se
 class RecallMessageProcessor:
     """Cancels timer messages by their handle (RocketMQ's RecallMessageProcessor)."""
 
-    def __init__(self, intake: Intake, config: BrokerConfig, clock: Clock, *, topics: TopicConfigManager) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        topics: TopicConfigManager,
+        settled: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`settled` returns when everything stored so far is durable."""
         self._intake, self._config, self._clock, self._topics = intake, config, clock, topics
+        self._settled = settled
 
     @BrokerRoute(Code.RECALL_MESSAGE, of_topic(PUB), _ROLES, Waits.YES, reads=False, hides_topics=False)
     async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -63,7 +74,7 @@ class RecallMessageProcessor:
             born_host=connection.remote,
         )
         self._intake.put(message, properties)
-        await self._intake.settled()
+        await self._settled()
         return unique
 
     def _read(self, topic: str, handle: str) -> tuple[int, str]:

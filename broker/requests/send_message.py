@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 
 from access.permissions import PUB, of_topic
 from broker.clients.rebalance_lock import RebalanceLock
+from broker.intake.acknowledgement import Acknowledgement
 from broker.intake.intake import Intake, TopicNotSaved, cached_tags_code
 from broker.intake.log_writer import found_by
 from broker.intake.message import NewMessage, Stored
@@ -53,6 +54,7 @@ class SendMessageProcessor:
         intake: Intake,
         clock: Clock,
         *,
+        answers: Acknowledgement,
         groups: SubscriptionGroupManager,
         locks: RebalanceLock,
         retry_names: RetryNames,
@@ -60,6 +62,7 @@ class SendMessageProcessor:
     ) -> None:
         """Create the processor; groups, locks and retry names decide about sends to retry topics."""
         self._intake, self._clock, self._broker_name = intake, clock, broker_name
+        self._acknowledge = answers.acknowledge
         self._groups, self._locks, self._retry_names = groups, locks, retry_names
 
     @BrokerRoute(Code.SEND_MESSAGE, of_topic(PUB), MASTER, Waits.IN_HANDLER, reads=False, hides_topics=False)
@@ -88,7 +91,7 @@ class SendMessageProcessor:
         stored, waits = put(connection, request, header, config)
         if not request.is_oneway:
             render = functools.partial(self._frame, request, header.topic, stored)
-            self._intake.acknowledge(connection, stored.end_offset, render, begun, waits=waits)
+            self._acknowledge(connection, stored.end_offset, render, begun, waits=waits)
 
     def _frame(self, request: RemotingCommand, topic: str, stored: Stored, code: int) -> bytes:
         handle, unique = None, stored.unique
@@ -177,7 +180,7 @@ class SendMessageProcessor:
         adopted = ""
         if common and PROPERTY_UNIQUE_KEY not in properties:
             properties[PROPERTY_UNIQUE_KEY], adopted = common, f"UNIQ_KEY\x01{common}\x02"
-        raw = ended_bytes(raw) + (adopted + self._intake.stamp).encode("utf-8", "surrogatepass")
+        raw = ended_bytes(raw) + (adopted + self._intake.stamp.text).encode("utf-8", "surrogatepass")
         if len(raw) > PROPERTIES_LENGTH_MAX:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "the properties of a message in the batch are too long")
         return NewMessage(

@@ -8,7 +8,7 @@ and one when it ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from broker.archiving.archive import AnyArchive
 from broker.clients.broker_outer_api import BrokerOuterApi
@@ -43,14 +43,14 @@ class Conditions:
         self,
         clock: Clock,
         life: BrokerLife,
-        archive: AnyArchive,
+        archive: Callable[[], AnyArchive],
         *,
         name_servers: BrokerOuterApi,
         replicas: ReplicasManager | None = None,
         plain_slave: PlainSlave | None = None,
         certificate: Certificate | None = None,
     ) -> None:
-        """Create it; `certificate` is the one that clients verify."""
+        """Create it; `archive` returns the opened archive, `certificate` is the one that clients verify."""
         self._clock, self._life, self._archive, self._replicas = clock, life, archive, replicas
         self._name_servers, self._plain_slave = name_servers, plain_slave
         self._boot_ms = clock.now_ms()
@@ -77,7 +77,7 @@ class Conditions:
             then = "eviction makes room as far as the archive has what it takes; below the mark sends are taken again"
             found.append(Condition(_DISK, since, why, means, then))
         found += [*self._of_name_servers(), *self._of_set(), *self._of_archive()]
-        clock = self._archive.safe_clock
+        clock = self._archive().safe_clock
         if not (state := clock.state()).trusted:
             means = f"what expires is {state.behind_ms // 1000} s late"
             then = (
@@ -110,7 +110,7 @@ class Conditions:
         return found
 
     def _of_archive(self) -> list[Condition]:
-        archive = self._archive
+        archive = self._archive()
         if archive.journal is not None and archive.journal.fenced:
             means = "nothing is archived, deleted or evicted here; hot messages are served"
             then = "nothing by itself: one of the two has to be stopped"
@@ -130,7 +130,7 @@ class Conditions:
 
         The results of frequent jobs decide.
         """
-        archive = self._archive
+        archive = self._archive()
         if archive.journal is None:
             return None
         told = archive.jobs.failing()

@@ -21,23 +21,19 @@ from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientChannel, ClientManager
 from broker.config import BrokerConfig
 from broker.intake.intake import COMMITTED
-from broker.pop.pop_book import PopBook
-from broker.reading.tiered_store import TieredStore
-from broker.stats.topic_metrics import Lag, Largest, TopicMetrics
+from broker.stats.group_lags import GroupLags, is_system, truth
+from broker.stats.topic_metrics import Largest
 from broker.store.message_store import MessageStore
-from broker.tables.consumer_offset_manager import ConsumerOffsetManager
-from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.loop.in_steps import LoopSlices, in_slices
+from infra.loop.in_steps import in_slices
 from infra.observe.metrics import Histogram
 from neve.record.codec import decode_record
 from neve.remoting import names
 from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 from neve.remoting.releases import release_of
 
-_TIMED = 100
 _PROTOCOL = {"protocol_type": "remoting"}
 _LOCAL_DISK = {"storage_type": "local", "storage_medium": "disk"}
 # Request codes that stand for all sends and all pulls, because nearly all use them.
@@ -100,12 +96,20 @@ class Transactions(NamedTuple):
     open: Callable[[], int]
 
 
-class Waiting(NamedTuple):
-    """Numbers of waiting timers and pulls, and of revived messages."""
+class Gauges(NamedTuple):
+    """Numbers of waiting timers and pulls, and of revived messages; used bytes of the data disk."""
 
     timers: Callable[[], int]
     pulls: Callable[[], int]
     revived: Callable[[], int]
+    used_bytes: Callable[[], int]
+
+
+class Latencies(NamedTuple):
+    """Latencies of sends and of pulls."""
+
+    sends: Histogram
+    pulls: Histogram
 
 
 class RocketmqMetrics:
@@ -118,25 +122,17 @@ class RocketmqMetrics:
         *,
         stats: BrokerStats,
         store: MessageStore,
-        tiered: TieredStore,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
-        offsets: ConsumerOffsetManager,
         clients: ClientManager,
-        pops: PopBook,
-        retry_names: RetryNames,
-        topic_metrics: TopicMetrics,
-        sends: Histogram,
-        pulls: Histogram,
+        lags: GroupLags,
+        latencies: Latencies,
         transactions: Transactions,
-        waiting: Waiting,
-        used_bytes: Callable[[], int],
+        gauges: Gauges,
     ) -> None:
-        self._config, self._clock, self._stats, self._store, self._tiered = config, clock, stats, store, tiered
-        self._topics, self._groups, self._offsets, self._clients = topics, groups, offsets, clients
-        self._pops, self._retry_names, self._topic_metrics = pops, retry_names, topic_metrics
-        self._sends, self._pulls = sends, pulls
-        self._transactions, self._waiting, self._used_bytes = transactions, waiting, used_bytes
+        self._config, self._clock, self._stats, self._store = config, clock, stats, store
+        self._topics, self._groups, self._clients, self._lag_figures = topics, groups, clients, lags
+        self._latencies, self._transactions, self._gauges = latencies, transactions, gauges
         self._common = {
             **config.metrics_labels,
             "cluster": config.broker_cluster_name,
@@ -170,7 +166,7 @@ class RocketmqMetrics:
         messages, throughput = list[Sample](), list[Sample]()
         sizes = list[tuple[Mapping[str, str], list[tuple[str, float]], float]]()
         async for topic in in_slices(told.rows()):
-            labels = {"topic": topic, "is_system": _said(names.is_system_topic(topic))}
+            labels = {"topic": topic, "is_system": truth(names.is_system_topic(topic))}
             for kind, (count, size) in self._kinds(topic).items():
                 if count:
                     messages.append(Sample({**labels, "message_type": kind}, count))
@@ -211,7 +207,7 @@ class RocketmqMetrics:
         messages, throughput = list[Sample](), list[Sample]()
         async for topic, group in in_slices(told.rows()):
             count, size = self._stats.of_reading(topic, group)
-            labels = {"topic": topic, "consumer_group": group, "is_system": _is_system(topic, group)}
+            labels = {"topic": topic, "consumer_group": group, "is_system": is_system(topic, group)}
             messages.append(Sample(labels, count))
             throughput.append(Sample(labels, size))
         return [
@@ -220,15 +216,9 @@ class RocketmqMetrics:
         ]
 
     async def _lags(self) -> list[Family]:
-        rows = (await self._topic_metrics.lags()).found.rows()
         told: tuple[list[Sample], ...] = ([], [], [], [], [])
-        slices = LoopSlices()
-        for number, lag in enumerate(rows):
-            config = self._topics.select(lag.topic)
-            queues = 0 if config is None else config.read_queue_nums
-            await slices.step(queues + 1)
-            labels = self._of_pair(lag)
-            for samples, value in zip(told, await self._standing(lag, queues, timed=number < _TIMED), strict=True):
+        async for labels, figures in self._lag_figures.rows():
+            for samples, value in zip(told, figures, strict=True):
                 if value is not None:
                     samples.append(Sample(labels, value))
         return [
@@ -252,52 +242,6 @@ class RocketmqMetrics:
             )
         ]
 
-    def _of_pair(self, lag: Lag) -> dict[str, str]:
-        """Return the labels of a lag; retries of popped messages have the label of their original topic."""
-        is_retry, topic = lag.topic.startswith(RETRY_PREFIX), lag.topic
-        if is_retry:
-            owned = [owner.topic for owner in self._retry_names.owners(topic) if owner.group == lag.group]
-            topic = next((owner for owner in owned if owner is not None), topic)
-        system = _is_system(topic, lag.group)
-        return {"consumer_group": lag.group, "topic": topic, "is_retry": _said(is_retry), "is_system": system}
-
-    async def _standing(self, lag: Lag, queues: int, *, timed: bool) -> tuple[float | None, ...]:
-        """Return numbers of unacknowledged, in-flight and unfetched messages, and two ages in ms (None if unknown).
-
-        The ages are those of the oldest unacknowledged and of the oldest unfetched message.
-        """
-        group, topic, tiered = lag.group, lag.topic, self._tiered
-        in_hand = to_fetch = 0
-        unacknowledged, unfetched = list[int](), list[int]()
-        async for queue in in_slices(range(queues)):
-            end = tiered.max_offset(topic, queue)
-            at = max(self._offsets.query(group, topic, queue), 0)
-            popped = self._pops.find(group, topic, queue)
-            if popped is not None:
-                fetched = max(popped.next_offset, at)
-                in_hand += len(popped.flights)
-            else:
-                fetched = min(max(self._offsets.query_pull(group, topic, queue), at), end)
-                in_hand += tiered.count_messages(topic, queue, at, fetched) if at < fetched else 0
-            to_fetch += tiered.count_messages(topic, queue, fetched, end) if fetched < end else 0
-            if timed:
-                unacknowledged += self._time_at(topic, queue, at, end)
-                unfetched += self._time_at(topic, queue, fetched, end)
-        now_ms = self._clock.now_ms()
-        ages = [
-            max(now_ms - min(times), 0) if times else None if left else 0
-            for left, times in ((lag.messages, unacknowledged), (to_fetch, unfetched))
-        ]
-        return (lag.messages, in_hand, to_fetch, *(ages if timed else (None, None)))
-
-    def _time_at(self, topic: str, queue: int, offset: int, end: int) -> list[int]:
-        """Return the store time of the first message from an offset on; its lower bound if only the archive has it."""
-        if offset >= end:
-            return []
-        first = max(offset, self._tiered.min_offset(topic, queue))
-        bounds = self._tiered.store_times_at_hand(topic, queue, first)
-        return [bounds[0]] if bounds is not None else []
-
     async def _connections(self, limit: int) -> list[Family]:
         producers: Counter[tuple[tuple[str, str], ...]] = Counter()
         consumers: Counter[tuple[tuple[str, str], ...]] = Counter()
@@ -306,7 +250,7 @@ class RocketmqMetrics:
                 producers[*_of_client(channel)] += 1
         async for group in in_slices(list(self._clients.consumers.values())):
             mode = _MODES.get(group.consume_type, group.consume_type.lower())
-            is_system = _said(names.is_system_group(group.name))
+            is_system = truth(names.is_system_group(group.name))
             of_group = (("consumer_group", group.name), ("consume_mode", mode), ("is_system", is_system))
             for channel in list(group.channels.values()):
                 consumers[*of_group, *_of_client(channel)] += 1
@@ -331,7 +275,7 @@ class RocketmqMetrics:
 
     def _of_broker(self) -> list[Family]:
         """Figures of the broker; only pulls of a backlog are queued, all other requests are processed immediately."""
-        waiting = {**dict.fromkeys(_PROCESSORS, 0), "pull": self._waiting.pulls()}
+        waiting = {**dict.fromkeys(_PROCESSORS, 0), "pull": self._gauges.pulls()}
         return [
             Family(
                 "rocketmq_processor_watermark",
@@ -344,7 +288,7 @@ class RocketmqMetrics:
             Family(
                 "rocketmq_pop_revive_retry_messages_total",
                 "popped messages that came back",
-                [Sample({}, self._waiting.revived())],
+                [Sample({}, self._gauges.revived())],
             ),
         ]
 
@@ -356,7 +300,7 @@ class RocketmqMetrics:
         return [
             Family(name, text, [Sample(_LOCAL_DISK, number)])
             for name, text, number in (
-                ("rocketmq_storage_size_bytes", "used bytes of the data disk", self._used_bytes()),
+                ("rocketmq_storage_size_bytes", "used bytes of the data disk", self._gauges.used_bytes()),
                 (
                     "rocketmq_storage_flush_behind_bytes",
                     "appended, not yet flushed",
@@ -368,14 +312,14 @@ class RocketmqMetrics:
                     "age of the oldest message on the local disk",
                     kept_ms,
                 ),
-                ("rocketmq_timing_messages", "timer messages that wait", self._waiting.timers()),
+                ("rocketmq_timing_messages", "timer messages that wait", self._gauges.timers()),
             )
         ]
 
     def _requests(self) -> Distribution:
         text = "from when a send is read to its answer, and from when a pull's reading begins to its answer"
         samples = list[tuple[Mapping[str, str], list[tuple[str, float]], float]]()
-        for code, histogram in ((_SEND, self._sends), (_PULL, self._pulls)):
+        for code, histogram in ((_SEND, self._latencies.sends), (_PULL, self._latencies.pulls)):
             labels = {
                 **_PROTOCOL,
                 "request_code": code,
@@ -407,11 +351,3 @@ def _most(counted: Counter[tuple[tuple[str, str], ...]], limit: int) -> list[Sam
 
 def _by_topic(counted: Counter[str], limit: int) -> list[Sample]:
     return [Sample({"topic": topic}, number) for topic, number in counted.most_common(limit)]
-
-
-def _is_system(topic: str, group: str) -> str:
-    return _said(names.is_system_topic(topic) or names.is_system_group(group))
-
-
-def _said(is_so: bool) -> str:
-    return "true" if is_so else "false"

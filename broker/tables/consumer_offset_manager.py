@@ -32,7 +32,7 @@ class ConsumerOffsetManager:
     Commits are not monotonic: a client may move a group back.
 
     For groups that pop, the pop book is authoritative and updates this table (`follow`). Code that moves such a group
-    notifies the book first (`on_set`), because the book would otherwise restore the old offset.
+    notifies the book first (`subscribe`), because the book would otherwise restore the old offset.
 
     Requests may name any combination of groups, topics and queues, so they add at most `limit` offsets. Offsets from
     the log, a file or another broker are always accepted.
@@ -59,8 +59,12 @@ class ConsumerOffsetManager:
         self._pulls: dict[str, dict[int, int]] = {}
         # Offsets of resets by an administrator. Until the next pull receives one, the group's own commits are stale.
         self._resets: dict[str, dict[int, int]] = {}
-        self.on_set: Callable[[str, str, int, int], object] = _nobody_pops
+        self._on_set: Callable[[str, str, int, int], object] = _nobody_pops
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
+
+    def subscribe(self, on_set: Callable[[str, str, int, int], object]) -> None:
+        """Call `on_set(group, topic, queue, offset)` before each change of an offset that the pop book did not make."""
+        self._on_set = on_set
 
     def load(self) -> None:
         """Load the file at a start."""
@@ -159,7 +163,7 @@ class ConsumerOffsetManager:
             queues = self._queues(group, topic)
             self.count += 1
         if queues.get(queue) != offset:
-            self.on_set(group, topic, queue, offset)
+            self._on_set(group, topic, queue, offset)
             queues[queue] = offset
         self.file.touch()
 
@@ -196,7 +200,7 @@ class ConsumerOffsetManager:
 
     def _tell_book(self, group: str, topic: str, offsets: Mapping[int, int]) -> Steps[None]:
         for number, (queue, offset) in enumerate(offsets.items(), 1):
-            self.on_set(group, topic, queue, offset)
+            self._on_set(group, topic, queue, offset)
             if number % SLICE == 0:
                 yield
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from access.guard import Guard
 from broker.clients.client_manager import ClientManager
-from broker.clients.registration import Registration
 from broker.config import BrokerConfig
 from broker.intake.log_writer import LogWriter
 from broker.life import BrokerLife
@@ -31,6 +30,48 @@ _SLICE = 64
 _HOUR_MS = 3_600_000
 
 
+class ProducerQuestions:
+    """Questions to producers about the outcome of their half messages."""
+
+    def __init__(self, clients: ClientManager, guard: Guard, *, broker_name: str, address: tuple[str, int]) -> None:
+        self._clients, self._guard, self._broker_name, self._address = clients, guard, broker_name, address
+
+    def ask(self, half: Half, record: MessageRecord) -> None:
+        """Ask a producer of the message's group, if one is connected."""
+        properties = record.properties
+        # Any client can register as a producer of the group, but only one that may publish gets the message.
+        channel = self._clients.next_producer(
+            properties.get("PGROUP", ""),
+            lambda producer: self._guard.may_use_topic(
+                producer.connection, producer.user, properties.get("REAL_TOPIC", ""), "Pub"
+            ),
+        )
+        if channel is None:
+            log.warning("no producer of the group %s to ask about a transaction", properties.get("PGROUP"))
+        else:
+            channel.connection.send_oneway(self._question(half, record, properties))
+
+    def _question(self, half: Half, record: MessageRecord, properties: dict[str, str]) -> RemotingCommand:
+        unique = properties.get("UNIQ_KEY", "")
+        properties["TRANSACTION_CHECK_TIMES"] = str(half.checks + 1)
+        body = reencode_record(
+            record,
+            topic=properties.get("REAL_TOPIC", ""),
+            properties=properties,
+            queue_id=int(properties.get("REAL_QID", "0")),
+        )
+        ext = {
+            "topic": HALF_TOPIC,
+            "tranStateTableOffset": str(half.queue_offset),
+            "commitLogOffset": str(half.physical_offset),
+            "msgId": unique,
+            "transactionId": unique,
+            "offsetMsgId": offset_msg_id(self._address, half.physical_offset),
+            "bname": self._broker_name,
+        }
+        return RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
+
+
 class CheckBack:
     """Asks producers about unresolved half messages (RocketMQ's TransactionalMessageCheckService).
 
@@ -50,17 +91,14 @@ class CheckBack:
         transactions: HalfMessages,
         store: MessageStore,
         writer: LogWriter,
-        clients: ClientManager,
-        guard: Guard,
+        producers: ProducerQuestions,
         topics: TopicConfigManager,
-        registration: Registration,
-        address: tuple[str, int],
+        register_soon: Callable[[], None],
     ) -> None:
         self._config, self._clock, self._life, self._faults = config, clock, life, faults
-        self._trusted_ms, self._address = trusted_ms, address
+        self._trusted_ms, self._producers = trusted_ms, producers
         self._transactions, self._store, self._writer = transactions, store, writer
-        self._clients, self._guard = clients, guard
-        self._topics, self._registration = topics, registration
+        self._topics, self._register_soon = topics, register_soon
         self._quarantine = Quarantine(store, HALF_TOPIC, faults)
 
     async def run(self) -> None:
@@ -131,39 +169,8 @@ class CheckBack:
         if half.checks >= self._config.transaction_check_max or self._is_too_old(half):
             self._give_up(half, record)
             return False
-        properties = record.properties
-        # Any client can register as a producer of the group, but only one that may publish gets the message.
-        channel = self._clients.next_producer(
-            properties.get("PGROUP", ""),
-            lambda producer: self._guard.may_use_topic(
-                producer.connection, producer.user, properties.get("REAL_TOPIC", ""), "Pub"
-            ),
-        )
-        if channel is None:
-            log.warning("no producer of the group %s to ask about a transaction", properties.get("PGROUP"))
-        else:
-            channel.connection.send_oneway(self._question(half, record, properties))
+        self._producers.ask(half, record)
         return True
-
-    def _question(self, half: Half, record: MessageRecord, properties: dict[str, str]) -> RemotingCommand:
-        unique = properties.get("UNIQ_KEY", "")
-        properties["TRANSACTION_CHECK_TIMES"] = str(half.checks + 1)
-        body = reencode_record(
-            record,
-            topic=properties.get("REAL_TOPIC", ""),
-            properties=properties,
-            queue_id=int(properties.get("REAL_QID", "0")),
-        )
-        ext = {
-            "topic": HALF_TOPIC,
-            "tranStateTableOffset": str(half.queue_offset),
-            "commitLogOffset": str(half.physical_offset),
-            "msgId": unique,
-            "transactionId": unique,
-            "offsetMsgId": offset_msg_id(self._address, half.physical_offset),
-            "bname": self._config.broker_name,
-        }
-        return RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
 
     def _give_up(self, half: Half, record: MessageRecord) -> None:
         """Move a half message to TRANS_CHECK_MAX_TIME_TOPIC, where an operator finds it."""
@@ -186,4 +193,4 @@ class CheckBack:
             return
         log.warning("transaction %s: given up after %d checks", properties.get("UNIQ_KEY"), half.checks)
         self._transactions.ended(half, ROLLBACK)
-        self._registration.soon()
+        self._register_soon()

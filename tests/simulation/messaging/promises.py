@@ -106,12 +106,12 @@ def check_tasks(world: MessagingWorld) -> None:
     controller = world.server.controller
     if not controller.life.accepting:
         return
-    alive = {task.get_name() for task in controller._supervisor._tasks if not task.done()}
+    alive = {task.get_name() for task in controller.runtime.supervisor._tasks if not task.done()}
     troubles = world.server.loop.ask(controller.health.troubles)
     told = {f"broker/{trouble.task}" for trouble in troubles}
     assert world.tasks <= alive | told, f"dead, and the broker says it is well: {sorted(world.tasks - alive - told)}"
     if not world.faults.met:
-        failed = {**controller.faults.counts, **controller._supervisor.failures}
+        failed = {**controller.faults.counts, **controller.runtime.supervisor.failures}
         if world.foreign:  # Undeliverable messages of the foreign master are dropped and counted.
             failed = {name: count for name, count in failed.items() if name not in DROPPED}
         assert not troubles and not failed, f"nothing is wrong, and yet: {troubles}, {failed}"

@@ -372,4 +372,4 @@ class MessagingWorld:
 
 
 def _names(controller: BrokerController) -> set[str]:
-    return {task.get_name() for task in controller._supervisor._tasks if not task.done()}
+    return {task.get_name() for task in controller.runtime.supervisor._tasks if not task.done()}

@@ -446,7 +446,7 @@ def test_pending_answers_fail_when_the_master_is_deposed(tmp_path: Path, flush: 
         world.slaves.hold()
         asked = [asking(_send()(world)), asking(ask(world.connection, Code.ACK_MESSAGE, **place))]
         await world.a_round_trip()
-        world.broker.intake.stop_acknowledging()
+        world.broker.storage.answers.stop()
         world.slaves.let_go()  # of the next term, over other bytes
         assert {(await each).code for each in asked} == {ResponseCode.FLUSH_SLAVE_TIMEOUT}
 
@@ -473,7 +473,7 @@ def test_append_of_another_term_is_not_acknowledged_by_this_ones_confirm(tmp_pat
         asked = asking(asks(world))
         while world.broker.store.max_physical_offset == end:
             await asyncio.sleep(0)
-        world.broker.intake.stop_acknowledging()
+        world.broker.storage.answers.stop()
         may_save.set()
         assert (await asked).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
 
@@ -507,7 +507,7 @@ def test_pop_whose_record_is_not_confirmed_returns_no_message(tmp_path: Path, ro
         popped = asking(member.ask_pop(invisible=10_000))
         await world.until_it_waits(popped)
         if role == "it is the master no more":
-            world.broker.intake.stop_acknowledging()
+            world.broker.storage.answers.stop()
         else:
             world.clock.advance(3000)
             assert world.broker.group_transfer is not None

@@ -83,7 +83,7 @@ async def caught_up(slave: BrokerController, front: Front) -> None:
 async def looked(slave: BrokerController) -> int:
     """Look at the master once and return the archivable limit."""
     assert slave.plain_slave is not None
-    followed = slave._local_side.followed
+    followed = slave.parts.archive.local_side.followed
     assert followed is not None
     await slave.plain_slave.look()
     return followed.safe_below

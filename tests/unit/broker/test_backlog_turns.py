@@ -13,7 +13,7 @@ from broker.broker_controller import BrokerController
 from broker.long_polling.pull_request_hold import MAX_HELD_SIZE
 from broker.reading.backlog_turns import TURN_S, BacklogTurns
 from broker.reading.tiered_store import PendingRead
-from broker.requests.pull_message import SUBSCRIPTION
+from broker.requests.pull_checks import SUBSCRIPTION
 from broker.store.message_store import GetResult
 from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records

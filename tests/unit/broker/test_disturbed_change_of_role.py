@@ -379,8 +379,8 @@ async def test_follower_restarts_after_an_unexpected_error_in_a_truncation(
 
     async with with_a_diverged_tail(tmp_path, monkeypatch, fail_at_first) as (former, _):
         await shows(former, b"1", b"2")
-        assert former.broker._supervisor.failures["follow-master"] == 2
-        assert former.broker._supervisor.failures["broker-set"] == 0
+        assert former.broker.runtime.supervisor.failures["follow-master"] == 2
+        assert former.broker.runtime.supervisor.failures["broker-set"] == 0
         assert former.role in (Role.SLAVE, Role.SLAVE_IN_SYNC)
 
 
@@ -405,7 +405,9 @@ async def test_deposed_master_serves_and_saves_nothing_while_it_reloads(
             former.broker.topics.file.touch()
             with pytest.raises(BrokerError, match="master of its set no more"):
                 await former.broker.topics.file.save()
-            await former.broker.change_of_role.follow_pops()
+            change_of_role = former.broker.parts.replicas.change_of_role
+            assert change_of_role is not None
+            await change_of_role.follow_pops()
             asked = former.replicas.requests.sent["Heartbeat"]
             await until(lambda: former.replicas.requests.sent["Heartbeat"] >= asked + 2, "its heartbeats go on")
             assert former.role is Role.FENCED

@@ -51,7 +51,7 @@ class PopStore:
             revive_log("c"),
             nothing_to_sync,
         )
-        self.offsets.on_set = self.book.set_elsewhere
+        self.offsets.subscribe(self.book.set_elsewhere)
         self.book.load()
 
     def restart(self) -> None:

@@ -24,7 +24,7 @@ from broker.pop.pop_queue import Flight, PopQueue
 from broker.pop.revive import PopRevive
 from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.message_store import MessageStore, PutResult
-from broker.waiting.check_back import CheckBack
+from broker.waiting.check_back import CheckBack, ProducerQuestions
 from broker.waiting.delivery import TRIES, ReadQueues
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
@@ -382,7 +382,6 @@ class Transactions:
         life.started()
         clients.next_producer = lambda group, may: self.producer  # type: ignore[method-assign, assignment, return-value]
         topics: Any = SimpleNamespace(create_now=lambda topic, nums: None)
-        registration: Any = SimpleNamespace(soon=lambda: None)
         self.check_back = CheckBack(
             world.config,
             world.clock,
@@ -392,11 +391,11 @@ class Transactions:
             transactions=self.halves,
             store=world.store,
             writer=LogWriter(world.store),
-            clients=clients,
-            guard=Unguarded(),
+            producers=ProducerQuestions(
+                clients, Unguarded(), broker_name=world.config.broker_name, address=("127.0.0.1", 10911)
+            ),
             topics=topics,
-            registration=registration,
-            address=("127.0.0.1", 10911),
+            register_soon=lambda: None,
         )
 
     def half(self, body: bytes, **properties: str) -> None:

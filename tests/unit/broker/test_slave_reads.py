@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.requests.pull_message import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND
+from broker.requests.pull_checks import SUBSCRIPTION
+from broker.requests.pull_message import COMMIT_OFFSET, SUSPEND
 from broker.requests.slave_pull import moves_on, slave_code
 from broker.role import Role
 from infra.clock import Clock, ManualClock
