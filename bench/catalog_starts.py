@@ -47,7 +47,6 @@ from neve.archive.format.journal import (
     encode_entry,
 )
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
-from neve.entropy import system_entropy
 
 BROKER = "broker-a"
 TAIL = 64  # Rounds after the checkpoint, each of an INTENT and a COMMIT.
@@ -144,7 +143,7 @@ def start(url: str, topic: str, directory: Path) -> dict[str, Any]:
     source = Counted(store)
     IdentityFile(directory, RealDisk()).read()
     local = LocalJournal(directory, RealDisk())
-    tail = JournalTail(source, "", BROKER, local, SystemClock(), system_entropy)
+    tail = JournalTail(source, "", BROKER, local, SystemClock())
     tail.replay()
     tail.confirm_copy()
     tail.catch_up(128)

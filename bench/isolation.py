@@ -122,7 +122,7 @@ def seed(server: NeveServer, expiring: Sequence[str], objects: int) -> None:
         store, "", "broker-a", (root / "log_uuid").read_text().strip(), local=root / "archive", disk=RealDisk(),
         clock=SystemClock(),
     )  # fmt: skip
-    journal.attach(1 << 62)
+    journal.ownership.attach(1 << 62)
     now = time.time_ns() // 1_000_000
     old = names(expiring, 4, now - 10 * DAY)
     kept = [f"kept-{number:05d}" for number in range(objects // OF_TOPIC)]

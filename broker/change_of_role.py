@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from broker.archiving.deletion import DoomedQueues
+from broker.archiving.deletion import PendingDeletions
 from broker.ha.admission import MemberAdmission
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
@@ -70,7 +70,7 @@ class ChangeOfRole:
         pops: PopBook,
         timers: TimerMessages,
         transactions: HalfMessages,
-        doomed: DoomedQueues,
+        pending_deletions: PendingDeletions,
         register_soon: Callable[[], None],
         files: Sequence[StateFile],
         go_on: Callable[[], Awaitable[Mapping[str, Mapping[int, int]]]],
@@ -85,7 +85,7 @@ class ChangeOfRole:
         self._store, self._admission = store, admission
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
-        self._doomed, self._register_soon, self._go_on = doomed, register_soon, go_on
+        self._pending_deletions, self._register_soon, self._go_on = pending_deletions, register_soon, go_on
         self._files = tuple(files)
         self._journal = journal
         self._unrecorded: ArchiveSettled | None = None  # record of this term that the log has not accepted yet
@@ -188,7 +188,7 @@ class ChangeOfRole:
         for file in self._files:
             file.suspend()
         self._synchronize.forget()  # nothing is applied before a master is followed again
-        self._doomed.forget()
+        self._pending_deletions.forget()
         yield from self._timers.forget_parts()
         yield from self._transactions.forget_parts()
         yield from self._metadata.reload_parts()
@@ -202,7 +202,7 @@ class ChangeOfRole:
         if self._store.is_following:
             self._synchronize.advance()
         else:
-            self._doomed.confirmed()
+            self._pending_deletions.confirmed()
 
     @property
     def has_image(self) -> bool:

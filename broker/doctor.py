@@ -12,7 +12,7 @@ from pathlib import Path
 
 from access.server_checks import check_free_port, check_keys, check_tls, check_users
 from broker import doctor_of_set, rocketmqs_store
-from broker.archiving.overtaken import OvertakenFile
+from broker.archiving.archivable_limit import DivergenceFile
 from broker.config import BrokerConfig
 from infra.clock import Clock, SystemClock
 from infra.config.properties import ConfigError, read
@@ -55,7 +55,7 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
     if config.replication != "none":
         yield from doctor_of_set.checks(config, clock or SystemClock())
     yield from _check_archive(config)
-    yield from _check_overtaken(config)
+    yield from _check_divergence(config)
 
 
 def _check_pairs(config: BrokerConfig) -> Iterator[Check]:
@@ -139,12 +139,12 @@ def _check_archive(config: BrokerConfig) -> Iterator[Check]:
         yield Check("store", FAIL, f"storeUrl: {error}")
 
 
-def _check_overtaken(config: BrokerConfig) -> Iterator[Check]:
+def _check_divergence(config: BrokerConfig) -> Iterator[Check]:
     """Check whether the slave of an Apache master has stopped archiving."""
     try:
-        overtaken = OvertakenFile(RealDisk(), config.root / "archive").load()
+        divergence = DivergenceFile(RealDisk(), config.root / "archive").load()
     except StartupError as error:
         yield Check("archive", FAIL, str(error))
         return
-    if overtaken is not None:
-        yield Check("archive", FAIL, f"nothing is archived any more: {overtaken.text}")
+    if divergence is not None:
+        yield Check("archive", FAIL, f"archiving has stopped: {divergence.text}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.archiving.outside import Outside
+from broker.archiving.environment import Environment
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.process.startup import check_port
@@ -18,6 +18,6 @@ class Machine:
     clock: Clock
     disk: Disk
     #: Threads, and the archive's interface to the machine.
-    outside: Outside = field(default_factory=Outside)
+    environment: Environment = field(default_factory=Environment)
     #: Raises StartupError if a port is in use.
     check_port: Callable[[str, int, str], None] = check_port

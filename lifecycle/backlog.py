@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from lifecycle.hot_store import HotStore, Segment
+from lifecycle.hot_store import HotStore, LogSegment
 from lifecycle.retention import Pending
 from neve.archive.catalog.catalog import Catalog
-from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
+from tiered.write.offload_plan import FoundEntries, TopicRange, TopicUnreadable
 
 
 class _Count(msgspec.Struct, gc=False):
@@ -37,7 +37,7 @@ class _Stretch(NamedTuple):
     last: int  # offset of the topic's last record in the segment
 
 
-class Look(NamedTuple):
+class TopicBacklog(NamedTuple):
     """The result for a topic: the range of its next round, and all that is pending."""
 
     target: TopicRange
@@ -58,7 +58,7 @@ class Backlog:
         self._born: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def keep(self, topics: Container[str], segments: Iterable[Segment]) -> None:
+    def keep(self, topics: Container[str], segments: Iterable[LogSegment]) -> None:
         """Drop the counts of topics and segments that no longer exist."""
         bases = {segment.base for segment in segments}
         with self._lock:
@@ -69,8 +69,8 @@ class Backlog:
                     del counts[place]
 
     def of(
-        self, topics: Iterable[tuple[str, int]], segments: Sequence[Segment], end: int
-    ) -> Iterator[tuple[str, Look | TopicUnreadable | None]]:
+        self, topics: Iterable[tuple[str, int]], segments: Sequence[LogSegment], end: int
+    ) -> Iterator[tuple[str, TopicBacklog | TopicUnreadable | None]]:
         """Yield the result for each topic; None if nothing is pending.
 
         Args:
@@ -85,8 +85,8 @@ class Backlog:
             yield from found
 
     def _looked_at(
-        self, topics: Sequence[tuple[str, int]], segments: Sequence[Segment], end: int
-    ) -> list[tuple[str, Look | TopicUnreadable | None]]:
+        self, topics: Sequence[tuple[str, int]], segments: Sequence[LogSegment], end: int
+    ) -> list[tuple[str, TopicBacklog | TopicUnreadable | None]]:
         counts: dict[str, dict[_Stretch, _Count]] = {}
         new: list[tuple[TopicRange, _Count]] = []
         for topic, gone_below in topics:
@@ -100,7 +100,7 @@ class Backlog:
                 if count.stop <= stretch.last:  # else there is no record between the two
                     new.append((TopicRange(topic, count.stop, stretch.stop), count))
         unreadable = self._add(new)
-        found: list[tuple[str, Look | TopicUnreadable | None]] = []
+        found: list[tuple[str, TopicBacklog | TopicUnreadable | None]] = []
         for topic, _ in topics:
             if topic in unreadable:
                 found.append((topic, unreadable[topic]))
@@ -111,7 +111,7 @@ class Backlog:
             found.append((topic, _look(topic, counts[topic])))
         return found
 
-    def _stretches(self, topic: str, segments: Sequence[Segment], end: int) -> Iterator[_Stretch]:
+    def _stretches(self, topic: str, segments: Sequence[LogSegment], end: int) -> Iterator[_Stretch]:
         """Yield the unsettled stretches of a topic, up to its last record."""
         through = self._catalog.through(topic) or 0
         for segment in segments:
@@ -140,17 +140,17 @@ def _counted_before(count: _Count | None, stretch: _Stretch) -> _Count:
     return _Count(stretch.start) if count is None or count.stop > stretch.stop else count
 
 
-def _count_more(count: _Count, found: Found, stop: int) -> None:
+def _count_more(count: _Count, found: FoundEntries, stop: int) -> None:
     if found.runs and count.empty:
         count.oldest_ms, count.empty = found.oldest_ms, False
     count.bytes += sum(int(run.sizes.sum()) for run in found.runs.values())
     count.stop = stop
 
 
-def _look(topic: str, counts: Mapping[_Stretch, _Count]) -> Look | None:
+def _look(topic: str, counts: Mapping[_Stretch, _Count]) -> TopicBacklog | None:
     filled = [(stretch, count) for stretch, count in counts.items() if not count.empty]
     if not filled:
         return None
     first, oldest = filled[0]
     target = TopicRange(topic, first.start, first.stop)
-    return Look(target, Pending(sum(count.bytes for _, count in filled), oldest.oldest_ms))
+    return TopicBacklog(target, Pending(sum(count.bytes for _, count in filled), oldest.oldest_ms))

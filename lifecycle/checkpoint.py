@@ -15,6 +15,5 @@ class WriteCheckpoint:
     def run(self) -> bool:
         """Write a checkpoint if one is due. Returns whether one was written."""
         with self._turns:
-            self._journal.ensure_online()
-            self._journal.follow()
+            self._journal.ownership.confirm()
             return self._journal.checkpoint_if_due()

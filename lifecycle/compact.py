@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 RETRY_MS = 6 * HOUR_MS
 
 
-class Compact:
+class CompactObjects:
     """The compaction job, and compaction on an operator's request; one run at a time."""
 
     def __init__(  # noqa: PLR0917
@@ -69,7 +69,7 @@ class Compact:
         failed = self.failed
         if dry_run:
             with self._turns:
-                self._journal.follow()
+                self._journal.ownership.follow()
             for merge in self._merges(topic, at_once=True):
                 planned += 1
                 tell(progress, event="planned", **_described(merge))
@@ -93,8 +93,7 @@ class Compact:
     def _begin(self) -> None:
         self._replacement.begin()
         with self._turns:
-            self._journal.ensure_online()
-            self._journal.follow()
+            self._journal.ownership.confirm()
             self._replacement.close_open()
 
     def _run(self, topic: str | None, *, at_once: bool, progress: Progress | None) -> int:

@@ -28,7 +28,7 @@ from tiered.write.symlink_manifest import SymlinkManifests
 log = logging.getLogger(__name__)
 
 
-class Journal(Protocol):
+class FollowedJournal(Protocol):
     """The journal to follow. It is read from its store, as by any reader."""
 
     @property
@@ -41,7 +41,7 @@ class Journal(Protocol):
     def broker(self) -> str: ...
 
 
-class Rules(Protocol):
+class DeltaRules(Protocol):
     """The configuration of the job."""
 
     @property
@@ -56,8 +56,8 @@ class DeltaTables:
 
     def __init__(
         self,
-        journal: Journal,
-        rules: Callable[[], Rules],
+        journal: FollowedJournal,
+        rules: Callable[[], DeltaRules],
         clock: Clock,
         safe_ms: Callable[[], int],
         *,

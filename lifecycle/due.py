@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from infra.clock import Clock
-from lifecycle.backlog import Backlog, Look
-from lifecycle.hot_store import HotStore, Segment
+from lifecycle.backlog import Backlog, TopicBacklog
+from lifecycle.hot_store import HotStore, LogSegment
 from lifecycle.retention import Pending, Policy, due_topics, waited_as_by_default, wanted_segments
 from neve.archive.catalog.catalog import Catalog
 from tiered.write.offload_plan import TopicRange, TopicUnreadable, begun_again
@@ -81,7 +81,7 @@ class Due:
         looks = self._of(topics, segments, end)  # unreadable topics are skipped here and reported by the next round
         pending: dict[str, Pending] = {}
         for number, (topic, found) in enumerate(looks):
-            if isinstance(found, Look):
+            if isinstance(found, TopicBacklog):
                 pending[topic] = found.pending
             if number % _BREATH == 0:
                 pause()
@@ -94,11 +94,11 @@ class Due:
         return [topic for topic in topics if topic not in open_topics and archived(topic)]
 
     def _of(
-        self, topics: Sequence[str], segments: Sequence[Segment], end: int
-    ) -> Iterator[tuple[str, Look | TopicUnreadable | None]]:
+        self, topics: Sequence[str], segments: Sequence[LogSegment], end: int
+    ) -> Iterator[tuple[str, TopicBacklog | TopicUnreadable | None]]:
         gone_below = self._policy().gone_below
         for topic, found in self._backlog.of(((topic, gone_below(topic)) for topic in topics), segments, end):
-            if isinstance(found, Look) and self._is_copy and gone_below(topic):
+            if isinstance(found, TopicBacklog) and self._is_copy and gone_below(topic):
                 try:
                     self._refuse_begun_again(topic)
                 except TopicUnreadable as error:

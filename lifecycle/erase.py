@@ -37,9 +37,8 @@ from lifecycle.hot_erasure import HotErasure
 from lifecycle.hot_store import HotStore
 from lifecycle.offload import Offload
 from lifecycle.retention import Policy
-from lifecycle.safe_clock import SafeClock
+from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.sweep import objects_of_nobody
-from lifecycle.turns import Turns
 from lifecycle.unexpire import is_there
 from neve.archive.catalog.queue_runs import Location, touching, united
 from neve.archive.format.journal import ERASE, AnyEntry, CommittedObject, Erase, Gap
@@ -90,7 +89,7 @@ def is_erase_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-class Wanted(NamedTuple):
+class EraseRequest(NamedTuple):
     """An erasure request. `grace_ms`: how long replaced objects are kept; None: as long as expired ones."""
 
     topic: str
@@ -130,7 +129,7 @@ class _Found(NamedTuple):
 class _Erasure:
     """The state of a requested erasure of the log below `end`."""
 
-    wanted: Wanted
+    wanted: EraseRequest
     id: str
     end: int
     progress: Progress | None
@@ -174,22 +173,21 @@ class EraseKey:
         worker: Eraser,
         policy: Callable[[], Policy],
         clock: Clock,
-        safe_clock: SafeClock,
+        retention: RetentionJobs,
         offload: Offload,
-        expire: Callable[[], object],
         hot_erasure: HotErasure,
-        turns: Turns,
         threads: Threads = SYSTEM_THREADS,
         *,
         cluster: str = "DefaultCluster",
         is_member: bool = False,
     ) -> None:
-        """`expire` deletes due objects. `is_member`: of a broker set, whose other members have the log, too."""
+        """`is_member`: of a broker set, whose other members have the log, too."""
         self._hot, self._journal, self._worker, self._policy = hot, journal, worker, policy
-        self._clock, self._safe_clock, self._offload, self._turns = clock, safe_clock, offload, turns
-        self._expire, self._hot_erasure, self._is_member = expire, hot_erasure, is_member
+        self._clock, self._safe_clock, self._turns = clock, retention.safe_clock, retention.turns
+        self._expire, self._offload = retention.expire, offload
+        self._hot_erasure, self._is_member = hot_erasure, is_member
         self._lock = threads.lock()
-        self._replacement = Replacement(journal, worker, ERASE, turns, cluster=cluster)
+        self._replacement = Replacement(journal, worker, ERASE, retention.turns, cluster=cluster)
 
     def run(self) -> int:
         """Close replacements that an interrupted erasure left open; returns how many."""
@@ -204,7 +202,7 @@ class EraseKey:
 
     def now(
         self,
-        wanted: Wanted,
+        wanted: EraseRequest,
         *,
         erase_id: str = "",
         dry_run: bool = False,
@@ -216,11 +214,11 @@ class EraseKey:
         with self._lock:
             if dry_run:
                 with self._turns:
-                    self._journal.follow()
+                    self._journal.ownership.follow()
                 return self._dry_run(_Erasure(wanted, "", 1 << 62, progress))
             self._begin()
             self._delete_after_ms(wanted)  # raises if the clocks disagree
-            erase_id = erase_id or f"e{self._journal.epoch}.{self._journal.catalog.next_seq}"
+            erase_id = erase_id or f"e{self._journal.ownership.epoch}.{self._journal.catalog.next_seq}"
             tell(progress, event="begun", id=erase_id)  # a repetition with this id continues the erasure
             # Records that are appended and not confirmed yet count too: their senders may have an acknowledgement.
             end = max((segment.end for segment in self._hot.segments()), default=0)
@@ -239,7 +237,7 @@ class EraseKey:
             if evict:
                 self._offload.run(evict=True, progress=progress)
             if wanted.grace_ms is not None:
-                self._expire()
+                self._expire.run()
             certificate = self._certificate(erasure)
             tell(progress, **certificate)
             return certificate
@@ -247,8 +245,7 @@ class EraseKey:
     def _begin(self) -> int:
         self._replacement.begin()
         with self._turns:
-            self._journal.ensure_online()
-            self._journal.follow()
+            self._journal.ownership.confirm()
             return self._replacement.close_open()
 
     # ---- search
@@ -296,7 +293,7 @@ class EraseKey:
 
     def _is_still(self, name: CommittedObject, *, in_view: bool) -> bool:
         with self._turns:
-            self._journal.follow()
+            self._journal.ownership.follow()
             return self._journal.catalog.are_live([name]) if in_view else self._journal.catalog.knows(name.key)
 
     # ---- erasure
@@ -307,7 +304,7 @@ class EraseKey:
         while erasure.objects != searched:
             searched = erasure.objects
             with self._turns:
-                self._journal.follow()  # a broker that lost the archive must not certify its content
+                self._journal.ownership.follow()  # a broker that lost the archive must not certify its content
             erasure.unsearched = not_archived()  # before the search: it may miss what a round archives meanwhile
             try:
                 for found in self._search(erasure):
@@ -368,7 +365,7 @@ class EraseKey:
             erasure.take(rows)
         return outcome
 
-    def _withdrawal(self, wanted: Wanted, merge: Merge, swap: Swap) -> list[AnyEntry]:
+    def _withdrawal(self, wanted: EraseRequest, merge: Merge, swap: Swap) -> list[AnyEntry]:
         """Return the entries for an object that gets no replacement, by the present state of the journal. In a turn.
 
         An object out of view is erased unless some of its rows were erased before. That includes replaced objects,
@@ -384,10 +381,10 @@ class EraseKey:
         goes_later = self._goes_later(wanted, catalog.topic(name.topic).stays_until(name) or 0)
         return [swap(merge._replace(erased=NOTHING), [])] if goes_later else []
 
-    def _goes_later(self, wanted: Wanted, until_ms: int) -> bool:
+    def _goes_later(self, wanted: EraseRequest, until_ms: int) -> bool:
         return wanted.grace_ms is not None and until_ms > self._delete_after_ms(wanted)
 
-    def _swap(self, wanted: Wanted, erase_id: str, merge: Merge, made: list[CommittedObject]) -> AnyEntry:
+    def _swap(self, wanted: EraseRequest, erase_id: str, merge: Merge, made: list[CommittedObject]) -> AnyEntry:
         return Erase(
             id=erase_id,
             old=[one.key for one in merge.inputs],
@@ -468,13 +465,13 @@ class EraseKey:
         places = {(topic, queue, at) for topic, queue, first, last in rows for at in range(first, last + 1)}
         return [(*place, place[2]) for place in sorted(places) if not isinstance(find(*place), Location)]
 
-    def _delete_after_ms(self, wanted: Wanted) -> int:
+    def _delete_after_ms(self, wanted: EraseRequest) -> int:
         grace = self._policy().grace_ms if wanted.grace_ms is None else wanted.grace_ms
         return self._safe_clock.now_ms(self._journal.store) + grace
 
     # ---- certificate
 
-    def _not_archived(self, wanted: Wanted, end: int, failed: Collection[str]) -> list[str]:
+    def _not_archived(self, wanted: EraseRequest, end: int, failed: Collection[str]) -> list[str]:
         """Return why older messages of the topics are not archived, and thus were not searched."""
         catalog, policy = self._journal.catalog, self._policy()
         # Records of deleted topics are searched in the local log.
@@ -634,11 +631,11 @@ class EraseKey:
         return {place: count for place, count in found.items() if count}
 
 
-def _judged(wanted: Wanted, topics: Collection[str], record: MessageRecord) -> Verdict:
+def _judged(wanted: EraseRequest, topics: Collection[str], record: MessageRecord) -> Verdict:
     return is_meant(record, wanted.topic, wanted.key, topics)
 
 
-def _verdict_of(record: MessageRecord, wanted: Wanted, topics: Collection[str]) -> Verdict:
+def _verdict_of(record: MessageRecord, wanted: EraseRequest, topics: Collection[str]) -> Verdict:
     """Judge a record of the local log; one that waits for delivery is judged as a message of its real topic."""
     if record.topic in _WAITING:
         target = record.properties.get(PROPERTY_REAL_TOPIC, "")

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from infra import failpoint
 from infra.clock import Clock
 from lifecycle.due import settled_through
-from lifecycle.hot_store import HotStore, Segment
+from lifecycle.hot_store import HotStore, LogSegment
 from lifecycle.retention import Moment, Policy, may_evict, moment_of
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from lifecycle.turns import Turns
@@ -22,60 +21,47 @@ from tiered.write.progress import Progress
 log = logging.getLogger(__name__)
 
 
-class Settled(Protocol):
-    """State of the archive that decides whether the local log may drop records."""
-
-    def begin(self) -> None:
-        """Prepare a run of the job. Raises if nothing may be evicted now."""
-        ...
-
-    def through(self) -> Mapping[str, int]:
-        """Return topic -> the CommitLog offset below which it is in the archive."""
-        ...
-
-    def expired_by_ms(self) -> int:
-        """Return the time by which a TTL expires unarchived messages; 0: none has expired."""
-        ...
-
-
-class NothingArchived:
-    """The state without an archive: only the TTL and fileReservedTime release records."""
-
-    def __init__(self, safe_clock: SafeClock) -> None:
-        self._safe_clock = safe_clock
-
-    def begin(self) -> None:
-        """Do nothing: the log belongs to this broker alone."""
-
-    def through(self) -> Mapping[str, int]:
-        return {}
-
-    def expired_by_ms(self) -> int:
-        return self._safe_clock.now_ms()
-
-
 #: Above every offset of a log.
 EVERYTHING = 1 << 62
 
 
-class SettledInArchive:
-    """The state by the journal, while this broker owns the archive, and only as far as it describes this log."""
+def no_limit() -> int:
+    """Return the limit of an archive that describes the whole local log."""
+    return EVERYTHING
 
-    def __init__(self, journal: JournalWriter, safe_clock: SafeClock, is_of: Callable[[], int]) -> None:
-        """`is_of`: returns the CommitLog offset up to which the archive describes this broker's log."""
-        self._journal, self._safe_clock, self._is_of = journal, safe_clock, is_of
+
+class ArchivedShare:
+    """State of the archive that decides which records the local log may drop.
+
+    Without an archive (`journal` is None) only the TTL and fileReservedTime release records. With one, the journal
+    releases records as far as it describes this log.
+    """
+
+    def __init__(
+        self, journal: JournalWriter | None, safe_clock: SafeClock, described_below: Callable[[], int] = no_limit
+    ) -> None:
+        """`described_below`: returns the CommitLog offset up to which the archive describes this broker's log."""
+        self._journal, self._safe_clock, self._described_below = journal, safe_clock, described_below
 
     def begin(self) -> None:
-        if self._journal.leads:
-            self._journal.ensure_online()
-        self._journal.follow()  # on a slave: read what its master has archived
+        """Prepare a run of the job. Raises if nothing may be evicted now."""
+        if self._journal is None:
+            return
+        if self._journal.ownership.leads:
+            self._journal.ownership.ensure_online()
+        self._journal.ownership.follow()  # on a slave: read what its master has archived
 
     def through(self) -> Mapping[str, int]:
-        most = self._is_of()
+        """Return topic -> the CommitLog offset below which it is in the archive."""
+        if self._journal is None:
+            return {}
+        most = self._described_below()
         return {topic: min(offset, most) for topic, offset in settled_through(self._journal.catalog).items()}
 
     def expired_by_ms(self) -> int:
-        """Return the time of the safe clock, as for deletions by TTL; 0 if the clocks disagree."""
+        """Return the time by which a TTL expires unarchived messages, as for deletions; 0 if the clocks disagree."""
+        if self._journal is None:
+            return self._safe_clock.now_ms()
         try:
             return self._safe_clock.now_ms(self._journal.store)
         except ClocksDisagree as error:
@@ -89,7 +75,7 @@ class Evict:
     def __init__(
         self,
         hot: HotStore,
-        settled: Settled,
+        archived: ArchivedShare,
         policy: Callable[[], Policy],
         clock: Clock,
         turns: Turns,
@@ -102,14 +88,14 @@ class Evict:
         `admits_members`: whether new members ask this broker where their logs may begin.
         """
         self._is_member, self._admits_members = is_member, admits_members
-        self._hot, self._settled, self._policy, self._clock, self._turns = hot, settled, policy, clock, turns
+        self._hot, self._archived, self._policy, self._clock, self._turns = hot, archived, policy, clock, turns
         self.evicted = 0  # segments, since the start
         self.frontier = 0  # offset below which the log may be evicted if the disk is full, as of the last run
 
     def run(self) -> list[int]:
         """Evict what may be evicted. Returns the base offsets of the evicted segments."""
         with self._turns:
-            self._settled.begin()
+            self._archived.begin()
             evicted = self.in_turn()
             if self._admits_members:
                 self.frontier = self._frontier()
@@ -117,8 +103,8 @@ class Evict:
 
     def _frontier(self) -> int:
         """Return the offset at which a new member's log may begin: all it lacks can be read from the archive."""
-        pinned, through, policy = self._hot.pinned_from(), self._settled.through(), self._policy()
-        moment = Moment(self._clock.now_ms(), self._settled.expired_by_ms(), crowded=True)
+        pinned, through, policy = self._hot.pinned_from(), self._archived.through(), self._policy()
+        moment = Moment(self._clock.now_ms(), self._archived.expired_by_ms(), crowded=True)
         _, confirmed = self._hot.confirmed_range()
         frontier = 0
         for segment in sorted(self._hot.segments(), key=_base_of):
@@ -135,7 +121,7 @@ class Evict:
         while not self._turns.closed and (oldest := min(self._hot.segments(), key=_base_of, default=None)) is not None:
             if not oldest.sealed or not self._is_of_the_set(oldest):
                 break
-            expired_by = self._settled.expired_by_ms() if expired_by is None else expired_by
+            expired_by = self._archived.expired_by_ms() if expired_by is None else expired_by
             policy, ratio = self._policy(), self._hot.disk_ratio()
             moment = moment_of(policy, self._clock.now_ms(), expired_by, ratio, moment)
             if not self._may_go(oldest, policy, moment._replace(crowded=moment.crowded or everything)):
@@ -151,12 +137,12 @@ class Evict:
                 progress({"event": "evicted", "segment": oldest.base})
         return evicted
 
-    def _is_of_the_set(self, segment: Segment) -> bool:
+    def _is_of_the_set(self, segment: LogSegment) -> bool:
         """Whether the segment's end is confirmed: the next master may truncate this log within an unconfirmed one."""
         return not self._is_member or segment.end <= self._hot.confirmed_range()[1]
 
-    def _may_go(self, oldest: Segment, policy: Policy, moment: Moment) -> bool:
-        if not may_evict(oldest, self._settled.through(), policy, moment, None):
+    def _may_go(self, oldest: LogSegment, policy: Policy, moment: Moment) -> bool:
+        if not may_evict(oldest, self._archived.through(), policy, moment, None):
             return False
         pinned = self._hot.pinned_from()
         if pinned is not None and pinned < oldest.end:
@@ -165,8 +151,8 @@ class Evict:
             pinned = self._hot.pinned_from()
         # Records that a waiting message was delivered or has ended must be as durable as the removal of its segment.
         self._hot.flush()
-        return may_evict(oldest, self._settled.through(), policy, moment, pinned)
+        return may_evict(oldest, self._archived.through(), policy, moment, pinned)
 
 
-def _base_of(segment: Segment) -> int:
+def _base_of(segment: LogSegment) -> int:
     return segment.base

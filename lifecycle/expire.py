@@ -46,25 +46,13 @@ class _Batch:
     begun: str = ""  # the topic whose remaining keys follow in the next batch
 
 
-class ExpireLocal:
-    """The expire job without an archive: the hot tier only."""
-
-    def __init__(self, hot_expiry: HotExpiry, safe_clock: SafeClock, turns: Turns) -> None:
-        self._hot_expiry, self._safe_clock, self._turns = hot_expiry, safe_clock, turns
-
-    def run(self) -> dict[str, int]:
-        """Hide expired messages. Returns how many queues' minimums rose, under `raised`."""
-        with self._turns:
-            return {"expired": 0, "deleted": 0, "raised": self._hot_expiry.hide(self._safe_clock.now_ms())}
-
-
-class ExpireArchived:
-    """The expire job with an archive: both tiers."""
+class ExpireMessages:
+    """The expire job: both tiers, or the hot tier alone if there is no archive (`journal` is None)."""
 
     def __init__(  # noqa: PLR0917
         self,
         hot: HotStore,
-        journal: JournalWriter,
+        journal: JournalWriter | None,
         hot_expiry: HotExpiry,
         policy: Callable[[], Policy],
         safe_clock: SafeClock,
@@ -72,38 +60,41 @@ class ExpireArchived:
         *,
         pace: Callable[[], Pace],
         is_member: bool = False,
-        is_of: Callable[[], int],
+        described_below: Callable[[], int],
         forget: Callable[[Sequence[CommittedObject]], None],
     ) -> None:
         """`pace`: creates the pace of a run. `is_member`: whether the broker is a member of a broker set.
 
-        `is_of`: returns the CommitLog offset up to which the archive describes this broker's log. `forget`: removes
-        objects from the caches, and raises WorkerFailed if it can't.
+        `described_below`: returns the CommitLog offset up to which the archive describes this broker's log.
+        `forget`: removes objects from the caches, and raises WorkerFailed if it can't.
         """
         self._forget = forget
-        self._is_member, self._is_of = is_member, is_of
+        self._is_member, self._described_below = is_member, described_below
         self._hot, self._journal, self._hot_expiry, self._policy = hot, journal, hot_expiry, policy
         self._safe_clock, self._turns, self._pace = safe_clock, turns, pace
         self.deleted = 0  # objects, since the start
 
     def run(self) -> dict[str, int]:
         """Hide expired messages, and delete objects that have been hidden for the grace."""
-        pace = self._pace()
+        journal, pace = self._journal, self._pace()
+        if journal is None:
+            with self._turns:
+                return {"expired": 0, "deleted": 0, "raised": self._hot_expiry.hide(self._safe_clock.now_ms())}
         with self._turns:
-            if not self._journal.leads:
-                self._journal.follow()
-                return {"expired": 0, "deleted": 0, "raised": self._hide_as_master()}
-            self._take_up()
-            self._complete_tombstones()
-            now = self._safe_clock.now_ms(self._journal.store)
-            left = deque(self._journal.catalog.topics_with_objects())
-            batch = self._expire_next(left, "", now)
+            if not journal.ownership.leads:
+                journal.ownership.follow()
+                return {"expired": 0, "deleted": 0, "raised": self._hide_as_master(journal)}
+            self._take_up(journal)
+            self._complete_tombstones(journal)
+            now = self._safe_clock.now_ms(journal.store)
+            left = deque(journal.catalog.topics_with_objects())
+            batch = self._expire_next(journal, left, "", now)
         expired, dropped = len(batch.keys), len(batch.former)
         while left and not self._turns.closed:
             pace.pause()
             with self._turns:
-                self._take_up()
-                batch = self._expire_next(left, batch.begun, now)
+                self._take_up(journal)
+                batch = self._expire_next(journal, left, batch.begun, now)
             expired, dropped = expired + len(batch.keys), dropped + len(batch.former)
         if expired or dropped:
             grace = self._policy().grace_ms // 1000
@@ -111,32 +102,31 @@ class ExpireArchived:
         failpoint.hit("ttl.after_expire")
         with self._turns:
             raised = self._hot_expiry.hide(now)
-        return {"expired": expired + dropped, "deleted": self._delete_expired(now, pace), "raised": raised}
+        return {"expired": expired + dropped, "deleted": self._delete_expired(journal, now, pace), "raised": raised}
 
-    def _take_up(self) -> None:
+    def _take_up(self, journal: JournalWriter) -> None:
         """Follow the journal at the start of a turn: since the last one the archive or its objects may have changed."""
-        self._journal.ensure_online()
-        self._journal.follow()
+        journal.ownership.confirm()
 
-    def _hide_as_master(self) -> int:
+    def _hide_as_master(self, journal: JournalWriter) -> int:
         """Raise a slave's local minimums to those in the journal, so that its readers see what the master shows."""
         hot = self._hot
-        if self._is_of() < EVERYTHING:  # offsets that the journal calls expired may have other messages here
+        if self._described_below() < EVERYTHING:  # offsets that the journal calls expired may have other messages here
             return 0
         queues = {topic: hot.queues_of(topic) for topic in hot.topics()}
-        rising = minimums_to_raise(queues, self._journal.catalog.recorded_minimum, hot.min_offset)
+        rising = minimums_to_raise(queues, journal.catalog.recorded_minimum, hot.min_offset)
         if rising:
             for topic, error in hot.expire_below(rising, dict.fromkeys(rising, _ANY_TIME)).items():
                 self._hot_expiry.set_aside.note(topic, error)  # tried again by the next run
         return sum(map(len, rising.values()))
 
-    def _complete_tombstones(self) -> None:
+    def _complete_tombstones(self, journal: JournalWriter) -> None:
         """Write tombstones again for topics that got messages while their deletion was recorded.
 
         The store did not accept the tombstone of these messages. A member of a broker set waits until all members have
         them, because an offset that may be assigned again must not be named.
         """
-        catalog, gone_below = self._journal.catalog, self._policy().gone_below
+        catalog, gone_below = journal.catalog, self._policy().gone_below
         deleted = self._hot.deleted_below()
         end = self._hot.flush() if self._is_member and deleted else None
         for topic, ends in deleted.items():
@@ -145,32 +135,32 @@ class ExpireArchived:
             named = catalog.named_offsets(topic)
             minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in ends}
             if any(minimums[queue] < end and minimums[queue] <= named.get(queue, -1) for queue, end in ends.items()):
-                self._journal.append(Topic(topic=topic, deleted=True, minimums=dict(ends)))
+                journal.append(Topic(topic=topic, deleted=True, minimums=dict(ends)))
                 log.warning("topic %s was deleted below %s, which the archive did not know yet", topic, dict(ends))
 
-    def _expire_next(self, left: deque[str], begun: str, now: int) -> _Batch:
+    def _expire_next(self, journal: JournalWriter, left: deque[str], begun: str, now: int) -> _Batch:
         """Write the EXPIRE entries of the next batch, as planned in this turn."""
-        batch = self._next_batch(left, begun, now)
+        batch = self._next_batch(journal, left, begun, now)
         after = now + self._policy().grace_ms
         if batch.keys or batch.minimums:
-            self._journal.append(Expire(keys=batch.keys, delete_after_ms=after, minimums=batch.minimums))
+            journal.append(Expire(keys=batch.keys, delete_after_ms=after, minimums=batch.minimums))
         if batch.former:
-            self._journal.append(Expire(keys=batch.former, delete_after_ms=after, reason="topic deleted"))
+            journal.append(Expire(keys=batch.former, delete_after_ms=after, reason="topic deleted"))
         return batch
 
-    def _next_batch(self, left: deque[str], begun: str, now: int) -> _Batch:
+    def _next_batch(self, journal: JournalWriter, left: deque[str], begun: str, now: int) -> _Batch:
         """Plan a batch for the next topics and take these from `left`, except one with keys for further batches.
 
         A topic's minimums are in the entry with its first keys. So readers lose everything below them in one step,
         however many entries the objects need. `begun`: the topic whose minimums are already written.
         """
-        catalog, policy, batch = self._journal.catalog, self._policy(), _Batch()
+        catalog, policy, batch = journal.catalog, self._policy(), _Batch()
         last = len(left) - _TOPICS_AT_ONCE
         while len(left) > max(last, 0) and batch.size < EXPIRE_BATCH:
             topic = left[0]
             most = EXPIRE_BATCH + 1 if topic == begun else None
             plan = expire_topic(catalog, topic, policy.ttl_ms(topic), now, most)
-            former = self._former(topic, set(plan.keys))
+            former = self._former(journal, topic, set(plan.keys))
             batch.keys += plan.keys[:EXPIRE_BATCH]
             batch.former += former[:EXPIRE_BATCH]
             if plan.minimums:
@@ -182,36 +172,36 @@ class ExpireArchived:
             left.popleft()
         return batch
 
-    def _former(self, topic: str, expired: Container[str]) -> list[str]:
+    def _former(self, journal: JournalWriter, topic: str, expired: Container[str]) -> list[str]:
         """Return the objects from before a topic's deletion. Checks only the oldest objects."""
-        catalog = self._journal.catalog
+        catalog = journal.catalog
         entry = catalog.topic_entry(topic)
         if entry is None or not entry.minimums:
             return []
         return [key for key in plan_dropped(catalog.topic(topic).names(), entry.minimums) if key not in expired]
 
-    def _delete_expired(self, now: int, pace: Pace) -> int:
+    def _delete_expired(self, journal: JournalWriter, now: int, pace: Pace) -> int:
         """Delete objects whose EXPIRE time has passed; an object that is missing already counts as deleted.
 
         Each batch has its own turn. Between two turns, objects may return to view or the archive's owner may change.
         """
         deleted, forgets = 0, True
-        for batch in _batches(self._due(now), DELETE_BATCH):
+        for batch in _batches(self._due(journal, now), DELETE_BATCH):
             if self._turns.closed:
                 break
             with self._turns:
-                self._take_up()
-                due = self._journal.catalog.still_due(batch, now)
+                self._take_up(journal)
+                due = journal.catalog.still_due(batch, now)
                 if not due:
                     continue
-                self._journal.store.delete_many([key for keys in due.values() for key in keys])
+                journal.store.delete_many([key for keys in due.values() for key in keys])
                 failpoint.hit("ttl.after_delete")
-                erased = self._erased(due)
+                erased = self._erased(journal, due)
                 forgets = forgets and (not erased or self._forgotten(erased))
                 kept = set() if forgets else {name.key for name in erased}
                 gone = [key for keys in due.values() for key in keys if key not in kept]
                 if gone:
-                    self._journal.append(Deleted(keys=gone))
+                    journal.append(Deleted(keys=gone))
             deleted += len(gone)
             self.deleted += len(gone)
             pace.pause()
@@ -219,16 +209,16 @@ class ExpireArchived:
             log.info("%d expired objects are deleted", deleted)
         return deleted
 
-    def _due(self, now: int) -> Iterator[str]:
-        catalog = self._journal.catalog
+    def _due(self, journal: JournalWriter, now: int) -> Iterator[str]:
+        catalog = journal.catalog
         with self._turns:
             topics = [] if self._turns.closed else catalog.expiring_topics()
         for topic in topics:
             yield from catalog.topic(topic).due(now)
 
-    def _erased(self, due: Mapping[str, Sequence[str]]) -> list[CommittedObject]:
+    def _erased(self, journal: JournalWriter, due: Mapping[str, Sequence[str]]) -> list[CommittedObject]:
         """Return the objects of topics with erased messages: each of these objects may have contained some."""
-        catalog = self._journal.catalog
+        catalog = journal.catalog
         erased = [topic for topic in due if any(gap.is_erased for gap in catalog.gaps(topic))]
         keys = {topic: set(due[topic]) for topic in erased}
         return [

@@ -45,8 +45,7 @@ class ForgetNames:
         if not self._is_alone:
             return 0
         with self._turns:
-            self._journal.ensure_online()
-            self._journal.follow()
+            self._journal.ownership.confirm()
             forgotten = self._journal.forget(self._left_behind()[:FORGET_BATCH])
             # Includes topics left by a crash, and those that no entry ever named.
             exists, named = self._policy().exists, self._journal.named

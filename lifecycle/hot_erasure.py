@@ -33,15 +33,15 @@ class HotErasure:
         policy: Callable[[], Policy],
         turns: Turns,
         *,
-        is_of: Callable[[], int],
+        described_below: Callable[[], int],
         is_copy: bool,
     ) -> None:
-        """`is_of`: returns the CommitLog offset up to which the archive describes this broker's log.
+        """`described_below`: returns the CommitLog offset up to which the archive describes this broker's log.
 
         `is_copy`: whether the log is a copy of an Apache master's.
         """
         self._hot, self._journal, self._policy, self._turns = hot, journal, policy, turns
-        self._is_of, self._is_copy = is_of, is_copy
+        self._described_below, self._is_copy = described_below, is_copy
         self._hidden_through = -1  # number of the journal's next entry when all erased rows were hidden
         self._again: list[Row] = []  # rows in no gap that could not be hidden yet
         self.failed: Mapping[tuple[str, int], str] = {}  # (topic, queue) -> why its erased rows are still visible
@@ -59,9 +59,9 @@ class HotErasure:
         catalog, more = self._journal.catalog, self._again + list(more)
         through = catalog.next_seq
         # A slave may receive erased rows later than their ERASE entry, so it checks each time.
-        if not more and through == self._hidden_through and self._journal.leads:
+        if not more and through == self._hidden_through and self._journal.ownership.leads:
             return 0
-        if self._is_of() < EVERYTHING:  # offsets that the journal calls erased may have other messages here
+        if self._described_below() < EVERYTHING:  # offsets that the journal calls erased may have other messages here
             return 0
         self._again = more
         runs, failed = self._hot.hide_erased([row for row in (*_rows(catalog), *more) if self._is_ours(row[0])])

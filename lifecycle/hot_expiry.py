@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import takewhile
-from typing import Protocol
 
 from infra.clock import Clock
 from lifecycle.hot_store import HotStore
 from lifecycle.retention import Policy
+from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Expire
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
@@ -18,73 +18,58 @@ from tiered.write.set_aside import SetAside
 Minimums = dict[str, dict[int, int]]  # topic -> queue -> the lowest offset in view
 
 
-class Record(Protocol):
-    """Record of messages that are hidden before a round has archived them."""
+class ExpiryRecord:
+    """Record in the journal of messages that expired unarchived, so that the COMMIT of a later round keeps them hidden.
 
-    def mark(self) -> int:
-        """Return a mark of the record's state, taken before the queues are read."""
-        ...
+    Without an archive (`journal` is None) nothing is recorded: no round could show such messages again.
+    """
 
-    def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
-        """Whether recording this minimum would hide archived messages that have not expired."""
-        ...
-
-    def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
-        """Record the minimums. Raises StalePlan if a topic was deleted since `mark`: it may begin at offset 0 again."""
-        ...
-
-
-class NoRecord:
-    """No record, for a broker without an archive: no hidden message can become visible again."""
-
-    def mark(self) -> int:
-        return 0
-
-    def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
-        return False
-
-    def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
-        """Do nothing: there is no round whose COMMIT could make the messages visible again."""
-
-
-class RecordInJournal:
-    """Records expired messages in the journal, so that the COMMIT of a later round does not show them again."""
-
-    def __init__(self, journal: JournalWriter, policy: Callable[[], Policy], clock: Clock) -> None:
+    def __init__(self, journal: JournalWriter | None, policy: Callable[[], Policy], clock: Clock) -> None:
         self._journal, self._policy, self._clock = journal, policy, clock
 
     def mark(self) -> int:
-        return self._journal.named.mark()
+        """Return a mark of the record's state, taken before the queues are read."""
+        return 0 if self._journal is None else self._journal.named.mark()
 
     def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
-        """Whether a message below the minimum is live, after the clock was set back; then the whole minimum waits."""
-        if not self._policy().archived(topic) or not self._is_news(topic, queue, below):
+        """Whether recording this minimum would hide archived messages that have not expired.
+
+        That is so after the clock was set back; then the whole minimum waits.
+        """
+        if self._journal is None or not self._policy().archived(topic):
+            return False
+        if not _is_news(self._journal.catalog, topic, queue, below):
             return False
         runs = self._journal.catalog.queue(topic, queue).runs_in_view()
         return any(not run.group.has_expired(ttl_ms, now_ms) for run in takewhile(lambda run: run.first < below, runs))
 
     def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
+        """Record the minimums. Raises StalePlan if a topic was deleted since `mark`: it may begin at offset 0 again."""
+        if self._journal is None:
+            return
         archived = self._policy().archived
         minimums: Minimums = {}
         for topic in filter(archived, rising):
             for queue, offset in rising[topic].items():
-                if self._is_news(topic, queue, offset):
+                if _is_news(self._journal.catalog, topic, queue, offset):
                     minimums.setdefault(topic, {})[queue] = offset
         if minimums:
             after = self._clock.now_ms() + self._policy().grace_ms  # without effect: the entry names no object
             self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums), plan=mark)
 
-    def _is_news(self, topic: str, queue: int, offset: int) -> bool:
-        """Whether messages below are in no object, so that the expiry plan of the archive does not cover them."""
-        catalog = self._journal.catalog
-        recorded = catalog.recorded_minimum(topic, queue)
-        return offset > recorded and not catalog.queue(topic, queue).has_all(recorded, offset)
+
+def _is_news(catalog: Catalog, topic: str, queue: int, offset: int) -> bool:
+    """Whether messages below are in no object, so that the expiry plan of the archive does not cover them."""
+    recorded = catalog.recorded_minimum(topic, queue)
+    return offset > recorded and not catalog.queue(topic, queue).has_all(recorded, offset)
 
 
 class HotExpiry:
     """Hides expired messages, and shows again those that a wrong clock or TTL has hidden."""
 
-    def __init__(self, hot: HotStore, record: Record, policy: Callable[[], Policy], *, is_member: bool = False) -> None:
+    def __init__(
+        self, hot: HotStore, record: ExpiryRecord, policy: Callable[[], Policy], *, is_member: bool = False
+    ) -> None:
         """`is_member`: of a broker set, whose next master may lack records that not all members have synced."""
         self._hot, self._record, self._policy, self._is_member = hot, record, policy, is_member
         self.set_aside = SetAside("expired")

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from tiered.write.offload_plan import HotLog, TopicUnreadable
 
 
-class Segment(Protocol):
+class LogSegment(Protocol):
     """One CommitLog file: its range, and per topic the last record's offset and the newest store time."""
 
     @property
@@ -47,7 +47,7 @@ class HotStore(HotLog, Protocol):
     An unreadable topic raises TopicUnreadable and affects no other topic; a failed disk operation raises OSError.
     """
 
-    def segments(self) -> Sequence[Segment]: ...
+    def segments(self) -> Sequence[LogSegment]: ...
 
     def flush(self) -> int:
         """Make the log durable; returns the CommitLog offset below which it is durable and all entries are visible.

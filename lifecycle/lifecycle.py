@@ -1,4 +1,4 @@
-"""Assembly of the jobs: those of a broker without an archive, and those of a broker with one.
+"""Assembly of the jobs of a broker with an archive; `retention_jobs` has those of every broker.
 
 Only one step of one job runs at a time (`turns`), so that each step finds the journal, the log and the bucket as the
 step before left them. Each job first checks that this broker owns the archive. A job that finds the archive fenced or
@@ -8,37 +8,29 @@ its next time.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any, NamedTuple, Protocol
 
 from infra.clock import Clock
-from infra.loop.pace import Pace
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from lifecycle.checkpoint import WriteCheckpoint
-from lifecycle.compact import Compact
+from lifecycle.compact import CompactObjects
 from lifecycle.delta_tables import DeltaTables
 from lifecycle.due import Due, ages_ms
 from lifecycle.erase import WITH_ITS_OBJECT, EraseKey, Eraser
-from lifecycle.evict import EVERYTHING, Evict, NothingArchived, SettledInArchive
-from lifecycle.expire import ExpireArchived, ExpireLocal
+from lifecycle.evict import no_limit
 from lifecycle.forget import ForgetNames
 from lifecycle.hot_erasure import HotErasure
-from lifecycle.hot_expiry import HotExpiry, NoRecord, RecordInJournal
 from lifecycle.hot_store import HotStore
 from lifecycle.offload import Offload
 from lifecycle.retention import Pending, Policy
-from lifecycle.rounds import Rounds
+from lifecycle.retention_jobs import RetentionJobs, common_status
+from lifecycle.rounds import OffloadRounds
 from lifecycle.safe_clock import SafeClock
 from lifecycle.salvage import Salvage
 from lifecycle.shorten import ShortenJournal
 from lifecycle.sweep import Sweep
 from lifecycle.throttle import UploadThrottle
-from lifecycle.trim import TrimArchived, TrimLocal
-from lifecycle.turns import Turns
-from lifecycle.unexpire import UnexpireArchived, UnexpireLocal
 from neve.archive.format.journal import CommittedObject
 from neve.archive.read.verify import VerifyReport, verify
 from tiered.journal.writer import JournalWriter
@@ -47,39 +39,16 @@ from tiered.write.round_names import LIMITS, Limits
 from tiered.write.uploader import Uploader
 
 
-class LocalLifecycle:
-    """The jobs of a broker without an archive: retention by RocketMQ's rules, and the TTL."""
+class SharedLog(NamedTuple):
+    """A log that other brokers hold as well.
 
-    def __init__(
-        self,
-        hot: HotStore,
-        policy: Callable[[], Policy],
-        clock: Clock,
-        safe_clock: SafeClock,
-        threads: Threads = SYSTEM_THREADS,
-        *,
-        is_member: bool = False,
-    ) -> None:
-        """`is_member`: whether the broker is a member of a broker set."""
-        self.safe_clock = safe_clock
-        self.turns = Turns(threads)
-        self._hot_expiry = HotExpiry(hot, NoRecord(), policy)
-        self.evict = Evict(hot, NothingArchived(safe_clock), policy, clock, self.turns, is_member=is_member)
-        self.expire = ExpireLocal(self._hot_expiry, safe_clock, self.turns)
-        self.unexpire = UnexpireLocal(self._hot_expiry, safe_clock, self.turns)
-        self.trim = TrimLocal(hot, self.turns, is_member=is_member)
+    `is_settled` returns whether a round may archive records and close ranges without records: in a broker set, whether
+    the set has all that its master had at its promotion. `described_below` is of the copy of an Apache master's log: it
+    returns the CommitLog offset up to which the archive describes the log.
+    """
 
-    def stop(self) -> None:
-        """Start no further step."""
-        self.turns.close()
-
-    def set_aside(self) -> dict[str, str]:
-        """Return the topics that no job can read, each with the reason."""
-        return dict(self._hot_expiry.set_aside.reasons())
-
-    def status(self) -> dict[str, Any]:
-        """Return the figures for metrics and the admin page."""
-        return {"archive": "off", **_common(self.evict, 0, self.safe_clock, self.set_aside())}
+    is_settled: Callable[[], bool]
+    described_below: Callable[[], int] | None = None
 
 
 class Encoder(Uploader, Eraser, Protocol):
@@ -87,7 +56,7 @@ class Encoder(Uploader, Eraser, Protocol):
 
 
 class ArchiveLifecycle:
-    """The jobs of a broker with an archive."""
+    """The jobs of a broker with an archive: those of every broker, and those of the archive."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -100,61 +69,50 @@ class ArchiveLifecycle:
         *,
         cluster: str = "DefaultCluster",
         threads: Threads = SYSTEM_THREADS,
-        settled: Callable[[], bool] | None = None,
-        is_of: Callable[[], int] | None = None,
+        shared: SharedLog | None = None,
         forget: Callable[[Sequence[CommittedObject]], None] | None = None,
         limits: Limits = LIMITS,
     ) -> None:
-        """`settled`: of a member of a broker set, whether the set has all that its master had at its promotion.
-
-        `is_of`: returns the CommitLog offset up to which the archive describes this broker's log; None: all of it.
-        `forget`: removes objects from the caches.
-        """
+        """`shared`: the log as other brokers hold it; None: this broker alone has it. `forget`: see `RetentionJobs`."""
         self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
         self._counted_gaps = (-1, 0)  # the journal's next entry at the count, and the count
+        settled = None if shared is None else shared.is_settled
+        described_below = None if shared is None else shared.described_below
+        is_member, is_copy = shared is not None, described_below is not None
         #: Whether a round may archive records and close ranges without records.
         self.is_settled = settled or _always
-        turns = self.turns = Turns(threads)
-        self._hot_expiry = HotExpiry(
-            hot, RecordInJournal(journal, policy, clock), policy, is_member=settled is not None
+        retention = self._retention = RetentionJobs(
+            hot,
+            policy,
+            clock,
+            safe_clock,
+            threads,
+            is_member=is_member,
+            journal=journal,
+            described_below=described_below,
+            forget=forget,
         )
+        self.evict, self.expire = retention.evict, retention.expire
+        self.unexpire, self.trim = retention.unexpire, retention.trim
+        turns = self.turns = retention.turns
         self._round = OffloadRound(
             journal, hot, worker, clock, turns, lambda: turns.closed, cluster=cluster, limits=limits
         )
-        is_copy = is_of is not None
         self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside, is_copy=is_copy)
         self.throttle = UploadThrottle(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
-        self._rounds = Rounds(self._round, self._due, self.throttle, turns, clock, threads, settled)
-        is_member = settled is not None
-        is_of = is_of or _all
-        in_archive = SettledInArchive(journal, safe_clock, is_of)
-        self.evict = Evict(
-            hot, in_archive, policy, clock, turns, is_member=is_member, admits_members=is_member and not is_copy
-        )
+        self._rounds = OffloadRounds(self._round, self._due, self.throttle, turns, clock, threads, settled)
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)
-        self.expire = ExpireArchived(
-            hot,
-            journal,
-            self._hot_expiry,
-            policy,
-            safe_clock,
-            turns,
-            pace=functools.partial(Pace, clock, threads),
-            is_member=is_member,
-            is_of=is_of,
-            forget=forget or _nothing,
-        )
-        self.unexpire = UnexpireArchived(journal, self._hot_expiry, policy, safe_clock, turns)
-        self.trim = TrimArchived(hot, journal, policy, safe_clock, turns, is_copy=is_copy)
-        self.compact = Compact(journal, worker, policy, clock, safe_clock, turns, threads, cluster=cluster)
+        self.compact = CompactObjects(journal, worker, policy, clock, safe_clock, turns, threads, cluster=cluster)
         self.delta = DeltaTables(
             journal, policy, clock, lambda: safe_clock.now_ms(journal.store), is_closed=lambda: turns.closed
         )
-        self.hot_erasure = HotErasure(hot, journal, policy, turns, is_of=is_of, is_copy=is_copy)
+        self.hot_erasure = HotErasure(
+            hot, journal, policy, turns, described_below=described_below or no_limit, is_copy=is_copy
+        )
         self.erase = EraseKey(
-            hot, journal, worker, policy, clock, safe_clock, self.offload, self.expire.run, self.hot_erasure, turns,
-            threads, cluster=cluster, is_member=is_member,
+            hot, journal, worker, policy, clock, retention, self.offload, self.hot_erasure, threads, cluster=cluster,
+            is_member=is_member,
         )  # fmt: skip
         self.checkpoint = WriteCheckpoint(journal, turns)
         self.forget = ForgetNames(hot, journal, policy, safe_clock, turns, is_alone=not is_member and not is_copy)
@@ -169,7 +127,7 @@ class ArchiveLifecycle:
 
     def set_aside(self) -> dict[str, str]:
         """Return the topics that no job can read, each with the reason."""
-        return {**self._hot_expiry.set_aside.reasons(), **self._round.set_aside.reasons()}
+        return {**self._retention.set_aside(), **self._round.set_aside.reasons()}
 
     def backlog(self, pause: Callable[[], None] = lambda: None) -> dict[str, Pending]:
         """Return the unarchived records of each topic that has any. `pause`: called between two topics."""
@@ -197,8 +155,8 @@ class ArchiveLifecycle:
         journal, worker = self._journal, self._worker
         backlog = self.backlog() if backlog is None else backlog
         return {
-            "archive": _standing(journal),
-            "epoch": journal.epoch,
+            "archive": _state_of(journal),
+            "epoch": journal.ownership.epoch,
             "journal_entries": journal.catalog.next_seq,
             "objects": journal.catalog.object_count,
             "gaps": self._lost_ranges(),
@@ -222,7 +180,7 @@ class ArchiveLifecycle:
             "rows_with_wire": worker.written.wire,
             "rows_damaged": worker.written.damaged,
             "store_requests": dict(journal.store.requests),
-            **_common(self.evict, self.expire.deleted, self.safe_clock, self.set_aside()),
+            **common_status(self.evict, self.expire.deleted, self.safe_clock, self.set_aside()),
         }
 
 
@@ -230,27 +188,9 @@ def _always() -> bool:
     return True
 
 
-def _nothing(names: Sequence[CommittedObject]) -> None:
-    """Do nothing, for a broker without caches."""
-
-
-def _all() -> int:
-    return EVERYTHING
-
-
-def _standing(journal: JournalWriter) -> str:
-    if journal.fenced:
+def _state_of(journal: JournalWriter) -> str:
+    if journal.ownership.fenced:
         return "fenced"
-    if not journal.leads:
+    if not journal.ownership.leads:
         return "following"
-    return "online" if journal.online else "unreachable"
-
-
-def _common(evict: Evict, deleted: int, clock: SafeClock, set_aside: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "evicted_segments": evict.evicted,
-        "deleted_objects": deleted,
-        "clock": msgspec.to_builtins(clock.state()),
-        "topics_set_aside": len(set_aside),
-        "set_aside": set_aside,
-    }
+    return "online" if journal.ownership.online else "unreachable"

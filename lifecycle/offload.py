@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lifecycle.evict import Evict
 from lifecycle.hot_store import HotStore
-from lifecycle.rounds import Rounds
+from lifecycle.rounds import OffloadRounds
 from lifecycle.turns import Turns
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload import RoundReport
@@ -14,15 +14,16 @@ from tiered.write.progress import Progress, tell
 class Offload:
     """The offload job. A long backlog takes a turn for each of its steps."""
 
-    def __init__(self, hot: HotStore, journal: JournalWriter, rounds: Rounds, evict: Evict, turns: Turns) -> None:
+    def __init__(
+        self, hot: HotStore, journal: JournalWriter, rounds: OffloadRounds, evict: Evict, turns: Turns
+    ) -> None:
         self._hot, self._journal, self._rounds, self._evict, self._turns = hot, journal, rounds, evict, turns
 
     def run(self, roll: bool = False, evict: bool = False, progress: Progress | None = None) -> list[RoundReport]:
         """Complete open rounds, then archive what is due; with `roll` everything, with `evict` free the local disk."""
         with self._rounds.lock:
             with self._turns:
-                self._journal.ensure_online()
-                self._journal.follow()
+                self._journal.ownership.confirm()
                 if evict:
                     self._evict.in_turn(progress, everything=True)  # before a roll, which needs room
                 if roll and not self._hot.roll():

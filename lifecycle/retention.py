@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from infra.process.priority import NORMAL
-from lifecycle.hot_store import Segment
+from lifecycle.hot_store import LogSegment
 from neve.archive.policy.ttl import HOUR_MS, ttl_ms_of
 
 MINUTE_MS = 60_000
@@ -84,7 +84,7 @@ class Policy:
         return ttl_ms_of(self.ttl_hours(topic))
 
 
-def wanted_segments(segments: Iterable[Segment], policy: Policy, now_ms: int, disk_ratio: float) -> list[Segment]:
+def wanted_segments(segments: Iterable[LogSegment], policy: Policy, now_ms: int, disk_ratio: float) -> list[LogSegment]:
     """Return sealed segments that should leave the local disk: they are too old, or the disk is above its mark."""
     crowded = disk_ratio > policy.disk_mark
     return [
@@ -95,7 +95,11 @@ def wanted_segments(segments: Iterable[Segment], policy: Policy, now_ms: int, di
 
 
 def due_topics(
-    pending: Mapping[str, Pending], wanted: Iterable[Segment], through: Mapping[str, int], policy: Policy, now_ms: int
+    pending: Mapping[str, Pending],
+    wanted: Iterable[LogSegment],
+    through: Mapping[str, int],
+    policy: Policy,
+    now_ms: int,
 ) -> list[str]:
     """Return the topics that are due for offload, oldest first."""
     asked = {
@@ -184,7 +188,9 @@ def moment_of(policy: Policy, now_ms: int, expired_by_ms: int, disk_ratio: float
     return Moment(now_ms, expired_by_ms, crowded, forced)
 
 
-def may_evict(segment: Segment, through: Mapping[str, int], policy: Policy, moment: Moment, pinned: int | None) -> bool:
+def may_evict(
+    segment: LogSegment, through: Mapping[str, int], policy: Policy, moment: Moment, pinned: int | None
+) -> bool:
     """Whether the log's oldest segment should be evicted without losing data that must be kept.
 
     Each topic's part must be archived, expired, deleted, or unarchived and released by RocketMQ's rule.

@@ -16,7 +16,7 @@ from tiered.write.offload_plan import TopicRange
 from tiered.write.progress import Progress
 
 
-class Rounds:
+class OffloadRounds:
     """Runs of rounds. The caller of `run` holds `lock`, for as long as the backlog takes."""
 
     def __init__(  # noqa: PLR0917

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from lifecycle.rounds import Rounds
+from lifecycle.rounds import OffloadRounds
 from tiered.write.offload import RoundReport
 
 
 class Salvage:
     """Runs once at a start, before the first send."""
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: OffloadRounds) -> None:
         self._rounds = rounds
 
     def run(self) -> list[RoundReport]:

@@ -32,8 +32,7 @@ class ShortenJournal:
                 break
             batch = due[position : position + DELETE_BATCH]
             with self._turns:
-                self._journal.ensure_online()
-                self._journal.follow()
+                self._journal.ownership.confirm()
                 self._journal.delete_entries(batch)
             deleted += len(batch)
             self.deleted += len(batch)
@@ -43,7 +42,6 @@ class ShortenJournal:
 
     def _due(self) -> list[int]:
         with self._turns:
-            self._journal.ensure_online()
-            self._journal.follow()
+            self._journal.ownership.confirm()
             now = self._safe_clock.now_ms(self._journal.store)
             return self._journal.entries_to_delete(now, self._policy().journal_retention_ms)

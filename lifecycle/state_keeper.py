@@ -38,21 +38,19 @@ class StateKeeper:
 
     def run(self, capture: Callable[[], BrokerState]) -> bool:
         """Run the job; returns whether a slot was written. Raises Fenced or the store's error."""
-        self._journal.ensure_online()
-        self._journal.follow()
+        self._journal.ownership.confirm()
         known = self._journal.catalog.next_seq  # before the capture, so that a topic deleted meanwhile is seen as such
         return self.write(capture(), known)
 
     def run_last(self, state: BrokerState) -> bool:
         """Write the state at a clean stop, after which no offset is assigned."""
-        self._journal.ensure_online()
-        self._journal.follow()
+        self._journal.ownership.confirm()
         state = msgspec.structs.replace(state, clean=True)
         return self.write(state, self._journal.catalog.next_seq)
 
     def write(self, state: BrokerState, next_seq: int) -> bool:
-        now, epoch = self._clock.now_ms(), self._journal.epoch
-        if (master_epoch := self._journal.master_epoch) != self._master_epoch:
+        now, epoch = self._clock.now_ms(), self._journal.ownership.epoch
+        if (master_epoch := self._journal.ownership.master_epoch) != self._master_epoch:
             # This member was a slave in between, and another member has written.
             self._slot, self._written, self._master_epoch = None, None, master_epoch
         state = msgspec.structs.replace(state, epoch=epoch, next_seq=next_seq, log_uuid=self._journal.log_uuid)

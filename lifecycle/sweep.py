@@ -51,8 +51,7 @@ class Sweep:
         """
         journal = self._journal
         with self._turns:
-            journal.ensure_online()
-            journal.follow()
+            journal.ownership.confirm()
             now = self._safe_clock.now_ms(journal.store)
             self._remove_stale_uploads()
             folders = self._folders()
@@ -64,7 +63,7 @@ class Sweep:
                 old = (one for one in objects_of_nobody(journal, folder) if one.modified_ms + ORPHAN_AGE_MS <= now)
                 found |= {one.key: one.size for one in old}
         with self._turns:
-            journal.follow()  # an object that was published meanwhile is not an orphan
+            journal.ownership.follow()  # an object that was published meanwhile is not an orphan
             found = {key: size for key, size in found.items() if not journal.catalog.knows(key)}
             for key, size in found.items():
                 if repair and key in self._reported:

@@ -40,39 +40,27 @@ class Trimmed(NamedTuple):
     objects: int
 
 
-class TrimLocal:
-    """Trim without an archive."""
-
-    def __init__(self, hot: HotStore, turns: Turns, *, is_member: bool) -> None:
-        """`is_member`: whether the broker is a member of a broker set."""
-        self._hot, self._turns, self._is_member = hot, turns, is_member
-
-    def run(self, topic: str, wanted: Mapping[int, int]) -> Trimmed:
-        """Trim queues of a topic to the wanted offsets. Raises TrimRefused, TopicUnreadable."""
-        if self._is_member:
-            raise TrimRefused("a broker set without an archive has nothing by which its slaves would hear of it")
-        with self._turns:
-            rising = _rising(self._hot, topic, wanted)
-            _hide(self._hot, topic, rising)
-            return Trimmed(topic, _begins(self._hot, topic, wanted), 0)
-
-
-class TrimArchived:
-    """Trim in both tiers."""
+class TrimTopic:
+    """The trim in both tiers, or in the hot tier alone if there is no archive (`journal` is None)."""
 
     def __init__(
         self,
         hot: HotStore,
-        journal: JournalWriter,
+        journal: JournalWriter | None,
         policy: Callable[[], Policy],
         safe_clock: SafeClock,
         turns: Turns,
         *,
+        is_member: bool,
         is_copy: bool,
     ) -> None:
-        """`is_copy`: the log is a copy of another master's, which would still show the messages."""
+        """`is_member`: the broker is a member of a broker set.
+
+        `is_copy`: the log is a copy of another master's, which would still show the messages.
+        """
         self._hot, self._journal, self._policy = hot, journal, policy
-        self._safe_clock, self._turns, self._is_copy = safe_clock, turns, is_copy
+        self._safe_clock, self._turns = safe_clock, turns
+        self._is_member, self._is_copy = is_member, is_copy
 
     def run(self, topic: str, wanted: Mapping[int, int]) -> Trimmed:
         """Trim queues of a topic to the wanted offsets.
@@ -86,38 +74,44 @@ class TrimArchived:
         """
         if self._is_copy:
             raise TrimRefused("this broker keeps another master's log: its messages are deleted there")
+        if self._journal is None and self._is_member:
+            raise TrimRefused("a broker set without an archive has nothing by which its slaves would hear of it")
         with self._turns:
-            if not self._journal.leads:
-                raise TrimRefused("this broker is not the master of its set")
-            self._journal.ensure_online()
-            self._journal.follow()
-            mark = self._journal.named.mark()
-            rising = _rising(self._hot, topic, wanted)
-            objects = self._expire(topic, rising, mark) if self._policy().archived(topic) else 0
-            failpoint.hit("trim.after_expire")
-            _hide(self._hot, topic, rising)
-            begins = {queue: max(offset, self._recorded(topic, queue)) for queue, offset in rising.items()}
-            return Trimmed(topic, {**_begins(self._hot, topic, wanted), **begins}, objects)
+            if self._journal is not None:
+                return self._trim_both(self._journal, topic, wanted)
+            _hide(self._hot, topic, _rising(self._hot, topic, wanted))
+            return Trimmed(topic, _begins(self._hot, topic, wanted), 0)
 
-    def _expire(self, topic: str, rising: Mapping[int, int], mark: int) -> int:
+    def _trim_both(self, journal: JournalWriter, topic: str, wanted: Mapping[int, int]) -> Trimmed:
+        if not journal.ownership.leads:
+            raise TrimRefused("this broker is not the master of its set")
+        journal.ownership.confirm()
+        mark = journal.named.mark()
+        rising = _rising(self._hot, topic, wanted)
+        objects = self._expire(journal, topic, rising, mark) if self._policy().archived(topic) else 0
+        failpoint.hit("trim.after_expire")
+        _hide(self._hot, topic, rising)
+        recorded = journal.catalog.recorded_minimum
+        begins = {queue: max(offset, recorded(topic, queue)) for queue, offset in rising.items()}
+        return Trimmed(topic, {**_begins(self._hot, topic, wanted), **begins}, objects)
+
+    def _expire(self, journal: JournalWriter, topic: str, rising: Mapping[int, int], mark: int) -> int:
         """Write the EXPIRE entries. The first one has the minimums, so that readers lose all messages in one step."""
-        catalog = self._journal.catalog
-        below = {queue: max(rising.get(queue, 0), self._recorded(topic, queue)) for queue in catalog.queues(topic)}
+        catalog = journal.catalog
+        recorded = {queue: catalog.recorded_minimum(topic, queue) for queue in {*rising, *catalog.queues(topic)}}
+        below = {queue: max(rising.get(queue, 0), recorded[queue]) for queue in catalog.queues(topic)}
         keys = plan_dropped(catalog.topic(topic).names(), below)
-        news = {queue: offset for queue, offset in rising.items() if offset > self._recorded(topic, queue)}
-        after = self._safe_clock.now_ms(self._journal.store) + self._policy().grace_ms
+        news = {queue: offset for queue, offset in rising.items() if offset > recorded[queue]}
+        after = self._safe_clock.now_ms(journal.store) + self._policy().grace_ms
         if news:
             first = Expire(keys=keys[:_BATCH], delete_after_ms=after, minimums={topic: news}, reason="trimmed")
-            self._journal.append(first, plan=mark)
+            journal.append(first, plan=mark)
         elif keys:
-            self._journal.append(Expire(keys=keys[:_BATCH], delete_after_ms=after, reason="trimmed"))
+            journal.append(Expire(keys=keys[:_BATCH], delete_after_ms=after, reason="trimmed"))
         for at in range(_BATCH, len(keys), _BATCH):
-            self._journal.append(Expire(keys=keys[at : at + _BATCH], delete_after_ms=after, reason="trimmed"))
+            journal.append(Expire(keys=keys[at : at + _BATCH], delete_after_ms=after, reason="trimmed"))
         log.warning("topic %s begins at %s: %d objects expired", topic, dict(rising), len(keys))
         return len(keys)
-
-    def _recorded(self, topic: str, queue: int) -> int:
-        return self._journal.catalog.recorded_minimum(topic, queue)
 
 
 def _rising(hot: HotStore, topic: str, wanted: Mapping[int, int]) -> dict[int, int]:

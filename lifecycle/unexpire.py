@@ -20,27 +20,12 @@ from tiered.journal.writer import JournalWriter
 log = logging.getLogger(__name__)
 
 
-class UnexpireLocal:
-    """Undo without an archive: show what the local log still has."""
-
-    def __init__(self, hot_expiry: HotExpiry, safe_clock: SafeClock, turns: Turns) -> None:
-        self._hot_expiry, self._safe_clock, self._turns = hot_expiry, safe_clock, turns
-
-    def run(self) -> dict[str, int]:
-        """Show messages again; returns how many objects and local queues changed."""
-        with self._turns:
-            now = self._safe_clock.now_ms()
-            _, moved = self._hot_expiry.show()
-            self._hot_expiry.hide(now)
-            return {"objects": 0, "local_queues": moved}
-
-
-class UnexpireArchived:
-    """Undo in both tiers."""
+class UnexpireMessages:
+    """The undo in both tiers, or in the hot tier alone if there is no archive (`journal` is None)."""
 
     def __init__(
         self,
-        journal: JournalWriter,
+        journal: JournalWriter | None,
         hot_expiry: HotExpiry,
         policy: Callable[[], Policy],
         safe_clock: SafeClock,
@@ -51,19 +36,20 @@ class UnexpireArchived:
 
     def run(self) -> dict[str, int]:
         """Show messages again; returns how many objects and local queues changed."""
+        journal = self._journal
         with self._turns:
-            self._journal.ensure_online()
-            self._journal.follow()
-            now = self._safe_clock.now_ms(self._journal.store)
+            if journal is not None:
+                journal.ownership.confirm()
+            now = self._safe_clock.now_ms(None if journal is None else journal.store)
             local, moved = self._hot_expiry.show()
-            back = self._unexpire_objects(local, now)
+            back = 0 if journal is None else self._unexpire_objects(journal, local, now)
             self._hot_expiry.hide(now)
             return {"objects": back, "local_queues": moved}
 
-    def _unexpire_objects(self, local: Mapping[str, Mapping[int, int]], now: int) -> int:
-        undo = plan_unexpiry(self._journal.catalog, local, self._policy().ttl_ms, now, is_there(self._journal.store))
+    def _unexpire_objects(self, journal: JournalWriter, local: Mapping[str, Mapping[int, int]], now: int) -> int:
+        undo = plan_unexpiry(journal.catalog, local, self._policy().ttl_ms, now, is_there(journal.store))
         if undo.keys or undo.minimums:
-            self._journal.append(Unexpire(keys=undo.keys, minimums=undo.minimums))
+            journal.append(Unexpire(keys=undo.keys, minimums=undo.minimums))
             log.warning("%d expired objects are back in view", len(undo.keys))
         return len(undo.keys)
 

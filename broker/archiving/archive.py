@@ -11,23 +11,22 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from broker.archiving.attach import Attached, attach
-from broker.archiving.attachment import Attachment, Event, State
-from broker.archiving.followed import FollowedMaster
+from broker.archiving.archivable_limit import Divergence, FollowedMaster
+from broker.archiving.attach import AttachedArchive, Attachment, Event, State, attach
+from broker.archiving.deletion import JournalTombstones, NoTombstones, Tombstones
 from broker.archiving.going_on import go_on_above
 from broker.archiving.local_side import LocalSide
-from broker.archiving.overtaken import Overtaken
 from broker.archiving.restore import Restore
-from broker.archiving.tombstone import JournalTombstones, NoTombstones, Tombstones
 from broker.ha.stock_reach import UNKNOWN, Look
 from infra.objects.store import ObjectStoreError
-from lifecycle.lifecycle import ArchiveLifecycle, LocalLifecycle
+from lifecycle.lifecycle import ArchiveLifecycle
+from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.safe_clock import SafeClock
 from lifecycle.scheduler import JobScheduler
 from neve.archive.format.broker_state import StateTooLarge
 from neve.archive.format.journal import MalformedEntry, NewerFormat
 from tiered.journal.errors import ArchiveRefused, Fenced
-from tiered.journal.writer import ResumePoint
+from tiered.journal.ownership import ResumePoint
 from tiered.worker.client import WorkerClient
 
 log = logging.getLogger(__name__)
@@ -64,16 +63,16 @@ class WithoutArchive:
         self._attachment = Attachment(archived=False)
         self.policy, self.capture = local.policy, local.capture
         self.safe_clock = local.safe_clock()
-        self.lifecycle = LocalLifecycle(
+        self.lifecycle = RetentionJobs(
             local.hot_store(),
             local.policy,
             local.clock,
             self.safe_clock,
-            local.outside.threads,
+            local.environment.threads,
             is_member=local.broker_set is not None,
         )
         self.tombstones: Tombstones = NoTombstones(local.disk, local.archive_files)
-        self.jobs = JobScheduler(local.clock, local.outside.threads)
+        self.jobs = JobScheduler(local.clock, local.environment.threads)
 
     @property
     def state(self) -> State:
@@ -110,7 +109,7 @@ class WithoutArchive:
 
     # ---- copy of an Apache master's log
 
-    overtaken = None
+    divergence = None
     safe_below = UNKNOWN
 
     async def master_began_at(self, offset: int) -> None:
@@ -147,17 +146,17 @@ class WithoutArchive:
 class Archive:
     """Attached archive of a broker."""
 
-    def __init__(self, local: LocalSide, attachment: Attachment, attached: Attached) -> None:
+    def __init__(self, local: LocalSide, attachment: Attachment, attached: AttachedArchive) -> None:
         self._local, self._attachment, self._attached = local, attachment, attached
         self.policy, self.capture = local.policy, local.capture
         self.journal, self.reader = attached.journal, attached.reader
         self.safe_clock, self.lifecycle = attached.safe_clock, attached.lifecycle
         self.tombstones: Tombstones = JournalTombstones(
             attached.journal,
-            local.outside.threads.in_line("tombstone"),
+            local.environment.threads.in_line("tombstone"),
             is_member=local.broker_set is not None,
         )
-        self.jobs = JobScheduler(local.clock, local.outside.threads)
+        self.jobs = JobScheduler(local.clock, local.environment.threads)
         self._hanging: list[str] = []
         self.unsettled = ""  # why `settle` has not succeeded yet
         self._go_on_from: ResumePoint | None = None
@@ -193,13 +192,13 @@ class Archive:
 
     def follow(self) -> None:
         """Become a slave: writes in progress may end in the store, no further ones begin."""
-        self.journal.become_slave()
+        self.journal.ownership.become_slave()
 
     def lead(self, master_epoch: int) -> None:
         """Become the master, before the first append. The EPOCH is written as soon as the store is reachable."""
         self._go_on_from = None
-        self._local.reach.lead()
-        self.journal.become_master(master_epoch, self._local.store.max_physical_offset)
+        self._local.limit.lead()
+        self.journal.ownership.become_master(master_epoch, self._local.store.max_physical_offset)
         if _FIRST_AS_MASTER in self.jobs.names():
             self.jobs.run_now(_FIRST_AS_MASTER)
 
@@ -210,28 +209,28 @@ class Archive:
         with backoff: a master that stopped here would neither lead nor make room for another. Return False if the
         leadership term has ended.
         """
-        reign, pause = self.journal.master_epoch, _SETTLE_AGAIN_S
+        term, pause = self.journal.ownership.master_epoch, _SETTLE_AGAIN_S
         try:
-            while reign is not None and self.journal.master_epoch == reign:
+            while term is not None and self.journal.ownership.master_epoch == term:
                 try:
-                    go_on = await self._local.outside.in_thread(self._settle)
+                    go_on = await self._local.environment.in_thread(self._settle)
                 except Fenced:
                     return False
                 except Exception as error:  # noqa: BLE001 - no other task would retry
-                    self._tell_unsettled(error)
+                    self._log_unsettled(error)
                     pause = min(2 * pause, _SETTLE_AGAIN_MAX_S)
                 else:
-                    if go_on is not None and self.journal.master_epoch == reign:
+                    if go_on is not None and self.journal.ownership.master_epoch == term:
                         self._go_on_from = go_on
                         return True
                     pause = _SETTLE_AGAIN_S
                 await asyncio.sleep(pause)
             return False
         finally:
-            if self.journal.master_epoch in {reign, None}:  # else the text belongs to a later term
+            if self.journal.ownership.master_epoch in {term, None}:  # else the text belongs to a later term
                 self.unsettled = ""
 
-    def _tell_unsettled(self, error: Exception) -> None:
+    def _log_unsettled(self, error: Exception) -> None:
         text = str(error) or repr(error)
         if text != self.unsettled:
             self.unsettled = text
@@ -243,7 +242,7 @@ class Archive:
 
         None if the set does not have all that this member had at its promotion, or if the broker stops.
         """
-        go_on = self.journal.resume_above()
+        go_on = self.journal.ownership.resume_above()
         if go_on.resume_at is None:
             return go_on
         if not self.lifecycle.is_settled():
@@ -253,7 +252,7 @@ class Archive:
             raise NotSettled(f"what it misses of this log can't go there: {failed[0]}")
         if self.state is State.STOPPING:
             return None  # a stopped round leaves messages that are not uploaded
-        return self.journal.resume_above()
+        return self.journal.ownership.resume_above()
 
     async def go_on(self) -> dict[str, dict[int, int]]:
         """Make the log resume above all offsets that the archive names, after `settle` and before the first append.
@@ -263,14 +262,14 @@ class Archive:
         """
         if self._go_on_from is None:
             return {}
-        return await go_on_above(self._local.store, self._go_on_from, self.journal.catalog, self._local.outside)
+        return await go_on_above(self._local.store, self._go_on_from, self.journal.catalog, self._local.environment)
 
     # ---- copy of an Apache master's log; on the event loop
 
     @property
-    def overtaken(self) -> Overtaken | None:
+    def divergence(self) -> Divergence | None:
         """Mark that stops archiving for good, because the log resumed below archived offsets; None without one."""
-        return None if self._local.followed is None else self._local.followed.overtaken
+        return None if self._local.followed is None else self._local.followed.divergence
 
     @property
     def safe_below(self) -> int:
@@ -280,7 +279,7 @@ class Archive:
     async def master_began_at(self, offset: int) -> None:
         """Handle that the master lost its log above `offset`: what this broker has above it is no longer the log."""
         why = f"the master lost its log above {offset}"
-        await self._followed.log_ends_at(offset, why, self.journal, self._local.outside.in_thread)
+        await self._followed.log_ends_at(offset, why, self.journal, self._local.environment.in_thread)
 
     def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
         """Note the master's process that the slave follows; `boot_ms`, its start time, identifies it."""
@@ -324,15 +323,15 @@ class Archive:
         broker_set = self._local.broker_set
         if broker_set is None and self._local.followed is None:
             return work
-        ask = self._local.outside.ask_loop()
+        ask = self._local.environment.ask_loop()
 
         def run() -> object:
-            if not self.journal.leads:
+            if not self.journal.ownership.leads:
                 return None
             try:
                 return work()
             except Fenced:
-                if self.journal.fenced:
+                if self.journal.ownership.fenced:
                     if broker_set is not None:
                         ask.call(broker_set.deposed)
                     raise
@@ -342,16 +341,16 @@ class Archive:
 
     def state_job(self) -> functools.partial[bool]:
         """Return the job that writes the broker's state to the bucket. Call on the loop, run the job in a thread."""
-        capture = functools.partial(self.capture.from_thread, self._local.outside.ask_loop())
+        capture = functools.partial(self.capture.from_thread, self._local.environment.ask_loop())
         return functools.partial(self._attached.keeper.run, capture)
 
     async def write_last_state(self) -> None:
         """Write the final state to the bucket, unless the store is unreachable. Offset assignment has ended."""
-        if not self.journal.online or self._hanging:
+        if not self.journal.ownership.online or self._hanging:
             return
         state = self.capture.at_once()
         try:
-            await self._local.outside.bounded(lambda: self._attached.keeper.run_last(state), _STOP_SECONDS)
+            await self._local.environment.bounded(lambda: self._attached.keeper.run_last(state), _STOP_SECONDS)
         except (ObjectStoreError, Fenced, StateTooLarge, NewerFormat, TimeoutError) as error:
             log.warning("the last state is not in the archive: %s", error)
 
@@ -360,7 +359,7 @@ class Archive:
         self._attachment.happens(Event.STOP)
         self.lifecycle.stop()
         self._hanging = await _end_jobs(self.jobs, self._local)
-        await self._attached.close(self._local.outside.in_thread)
+        await self._attached.close(self._local.environment.in_thread)
         self._attachment.happens(Event.ENDED)
 
     def status(self) -> dict[str, Any]:
@@ -389,7 +388,7 @@ async def open_archive(
 
 def _plan_local_jobs(
     jobs: JobScheduler,
-    lifecycle: LocalLifecycle | ArchiveLifecycle,
+    lifecycle: RetentionJobs | ArchiveLifecycle,
     clock: SafeClock,
     delete_hours: Collection[int] = (),
 ) -> None:
@@ -400,7 +399,7 @@ def _plan_local_jobs(
 
 async def _end_jobs(jobs: JobScheduler, local: LocalSide) -> list[str]:
     """End the jobs and return the names of those that hang."""
-    hanging = await local.outside.in_thread(jobs.shutdown, _STOP_SECONDS)
+    hanging = await local.environment.in_thread(jobs.shutdown, _STOP_SECONDS)
     if hanging:
         log.error("jobs that hang are left behind, the next start goes on with them: %s", ", ".join(hanging))
     return hanging

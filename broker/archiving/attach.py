@@ -1,28 +1,41 @@
 """Attachment of a broker's archive: verify that it belongs to this log and where both resume, before the first send.
 
-Each obstacle ends the start with a StartupError that instructs the operator.
+Each obstacle ends the start with a StartupError that instructs the operator. The states of an attachment:
+
+    OFF         no storeUrl: nothing is archived; only local retention and the TTL run
+    DETACHED    a storeUrl is set; the store has not been accessed
+    ATTACHING   the owner of the archive and the offset where the local log resumes are being determined
+    RESTORING   the archive is taken over and an empty data directory restored from it
+    ATTACHED    the broker may assign offsets, jobs may run. Whether the store is reachable and whether another broker
+                took the archive over later is the journal's state (`tiered/journal/state`)
+    REFUSED     the start fails; the error message names the remedy
+    STOPPING    jobs begin no further step
+    STOPPED     the worker processes have ended
+
+`TRANSITIONS` alone decides the transitions. A pair that it maps to None is a programming error: the caller raised
+events out of order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
-from broker.archiving.attachment import Attachment, Event
-from broker.archiving.followed import FollowedMaster
+from broker.archiving.archivable_limit import ANOTHER_ARCHIVE, FollowedMaster
+from broker.archiving.environment import InThread
 from broker.archiving.going_on import begun_again, go_on_above
 from broker.archiving.hot_store import LoopHotStore
 from broker.archiving.local_side import LocalSide
-from broker.archiving.outside import InThread
-from broker.archiving.overtaken import ANOTHER_ARCHIVE
 from broker.archiving.restore import Restore
 from infra.disk.filesystem import Disk
 from infra.objects.store import BadStoreUrl, ObjectStoreError
 from infra.process.startup import EXIT_ARCHIVE, StartupError
-from lifecycle.lifecycle import ArchiveLifecycle
+from infra.state_table import next_state, row
+from lifecycle.lifecycle import ArchiveLifecycle, SharedLog
 from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper
 from neve.archive.format.broker_state import StateTooLarge
@@ -30,7 +43,8 @@ from neve.archive.format.journal import CommittedObject, MalformedEntry, NewerFo
 from neve.archive.format.keys import NameTooLong
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.log_name import Proof
-from tiered.journal.writer import WAY_OUT, JournalWriter, ResumePoint
+from tiered.journal.ownership import WAY_OUT, ResumePoint
+from tiered.journal.writer import JournalWriter
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
 from tiered.write.own_range import is_archive_of
@@ -40,8 +54,55 @@ _NAMED_MOST = 5  # topics named in one error message
 _WAY_OUT_OF_A_SLAVE = "bring that data directory back, or give storeUrl a prefix of this slave's own"
 
 
+class State(Enum):
+    """State of an attachment; the module's docstring explains each."""
+
+    OFF = auto()
+    DETACHED = auto()
+    ATTACHING = auto()
+    RESTORING = auto()
+    ATTACHED = auto()
+    REFUSED = auto()
+    STOPPING = auto()
+    STOPPED = auto()
+
+
+class Event(Enum):
+    """Event of an attachment."""
+
+    ATTACH = auto()
+    RESTORE = auto()
+    SETTLED = auto()
+    REFUSED = auto()
+    STOP = auto()
+    ENDED = auto()
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
+    State.OFF: row(Event, stop=State.STOPPING),
+    State.DETACHED: row(Event, attach=State.ATTACHING, restore=State.RESTORING, stop=State.STOPPING),
+    State.ATTACHING: row(Event, settled=State.ATTACHED, refused=State.REFUSED, stop=State.STOPPING),
+    State.RESTORING: row(Event, settled=State.ATTACHED, refused=State.REFUSED, stop=State.STOPPING),
+    State.ATTACHED: row(Event, stop=State.STOPPING),
+    State.REFUSED: row(Event, stop=State.STOPPING),
+    State.STOPPING: row(Event, ended=State.STOPPED),
+    State.STOPPED: row(Event),
+}
+
+
+class Attachment:
+    """Current state of a broker's archive attachment."""
+
+    def __init__(self, *, archived: bool) -> None:
+        self.state = State.DETACHED if archived else State.OFF
+
+    def happens(self, event: Event) -> None:
+        """Change the state by an event."""
+        self.state = next_state(TRANSITIONS, self.state, event, owner="an archive")
+
+
 @dataclass(frozen=True, slots=True)
-class Attached:
+class AttachedArchive:
     """Attached archive of a broker, with its workers and jobs."""
 
     journal: JournalWriter
@@ -66,7 +127,7 @@ async def attach(
     *,
     cold_groups: int,
     promote: Callable[[], None] | None,
-) -> Attached:
+) -> AttachedArchive:
     """Attach the archive; a member of a broker set follows it until it is promoted.
 
     `cold_groups` limits the descriptors of row groups in memory. `promote` turns the copy of an Apache master's log
@@ -80,8 +141,8 @@ async def attach(
         raise StartupError("--restore-from with brokerRole=SLAVE: the log is the copy of its master's", EXIT_ARCHIVE)
     if local.followed is not None:
         local.followed.load()
-    elif (overtaken := local.overtaken.load()) is not None and local.store.max_physical_offset > overtaken.at:
-        raise StartupError(f"archive {local.config.store_url}: {overtaken.text}", EXIT_ARCHIVE)
+    elif (divergence := local.divergence_file.load()) is not None and local.store.max_physical_offset > divergence.at:
+        raise StartupError(f"archive {local.config.store_url}: {divergence.text}", EXIT_ARCHIVE)
     attachment.happens(Event.ATTACH if restore is None else Event.RESTORE)
     try:
         attached = await _settle(local, restore, cold_groups, promote)
@@ -94,11 +155,11 @@ async def attach(
 
 async def _settle(
     local: LocalSide, restore: Restore | None, cold_groups: int, promote: Callable[[], None] | None
-) -> Attached:
-    config, in_thread = local.config, local.outside.in_thread
+) -> AttachedArchive:
+    config, in_thread = local.config, local.environment.in_thread
     go_on: ResumePoint | None = None
     with _refusing(config.store_url):
-        store = local.outside.open_store(config.store_url)
+        store = local.environment.open_store(config.store_url)
         journal = JournalWriter(
             store,
             "",
@@ -113,16 +174,16 @@ async def _settle(
             way_out=WAY_OUT if local.followed is None else _WAY_OUT_OF_A_SLAVE,
         )
         if local.broker_set is not None:
-            await in_thread(journal.attach_following)
+            await in_thread(journal.ownership.attach_following)
         elif local.followed is not None:
             await _attach_following_apache(local, local.followed, journal)
         elif restore is None:
-            go_on = await in_thread(journal.attach, local.store.max_physical_offset)
+            go_on = await in_thread(journal.ownership.attach, local.store.max_physical_offset)
         else:
             take_over = restore.takes_over
-            await in_thread(lambda: journal.attach_restoring(restore.claim, take_over=take_over))
+            await in_thread(lambda: journal.ownership.attach_restoring(restore.claim, take_over=take_over))
     safe_clock = local.safe_clock()
-    uploader = local.outside.make_worker(
+    uploader = local.environment.make_worker(
         work_dir=_work_dir(local.disk, local.archive_files),
         uploads=config.archive_uploads,
         priority=config.archive_worker_priority,
@@ -138,14 +199,13 @@ async def _settle(
         local.clock,
         safe_clock,
         cluster=config.broker_cluster_name,
-        threads=local.outside.threads,
-        settled=_settled(local, hot, journal),
-        is_of=None if local.followed is None else local.followed.settled_below,
+        threads=local.environment.threads,
+        shared=_shared_log(local, hot, journal),
         forget=functools.partial(_forget, reader, fetcher, config.store_url),
         limits=LIMITS._replace(names=8 * config.archive_uploads, bytes=config.archive_upload_bytes),
     )
     keeper = StateKeeper(journal, local.clock)
-    attached = Attached(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle)
+    attached = AttachedArchive(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle)
     try:
         if restore is not None:
             await _fill(local, restore, attached)
@@ -165,19 +225,19 @@ async def _attach_following_apache(local: LocalSide, followed: FollowedMaster, j
     The copy resumes where its master's log does. It can't resume above the offsets that the archive names. If the
     archive reaches higher, archiving stops.
     """
-    if followed.overtaken is not None:
-        await local.outside.in_thread(journal.attach_following, followed.overtaken.text)
+    if followed.divergence is not None:
+        await local.environment.in_thread(journal.ownership.attach_following, followed.divergence.text)
         return
     end = local.store.max_physical_offset
-    await local.outside.in_thread(lambda: journal.attach(end, is_copy=True))
-    await followed.log_ends_at(end, f"the log ended at {end} at a start", journal, local.outside.in_thread)
+    await local.environment.in_thread(lambda: journal.ownership.attach(end, is_copy=True))
+    await followed.log_ends_at(end, f"the log ended at {end} at a start", journal, local.environment.in_thread)
 
 
-def _settled(local: LocalSide, hot: LoopHotStore, journal: JournalWriter) -> Callable[[], bool] | None:
-    """Return a check whether rounds may record gaps yet; None if they always may."""
+def _shared_log(local: LocalSide, hot: LoopHotStore, journal: JournalWriter) -> SharedLog | None:
+    """Return the log as other brokers hold it; None if this broker alone has it."""
     if local.followed is not None:
-        return lambda: hot.flush() >= journal.reaches
-    return None if local.broker_set is None else hot.is_settled
+        return SharedLog(lambda: hot.flush() >= journal.ownership.reaches, local.followed.settled_below)
+    return None if local.broker_set is None else SharedLog(hot.is_settled)
 
 
 def _proof(local: LocalSide) -> Proof:
@@ -215,7 +275,7 @@ def _fetcher(local: LocalSide) -> WorkerClient:
     cache_bytes = 0 if config.store_url.startswith("dir:") else config.cold_cache_disk_bytes
     cache_dir = local.root / "coldcache" if cache_bytes else None
     priority = config.cold_read_priority
-    return local.outside.make_worker(cache_dir=cache_dir, cache_bytes=cache_bytes, priority=priority)
+    return local.environment.make_worker(cache_dir=cache_dir, cache_bytes=cache_bytes, priority=priority)
 
 
 def _forget(reader: ColdReader, fetcher: WorkerClient, store_url: str, names: Sequence[CommittedObject]) -> None:
@@ -235,7 +295,7 @@ def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient
         config.cold_cache_bytes,
         mapped_max=cold_groups,
         fetch_budget=config.cold_fetch_bytes,
-        is_current=lambda: journal.online,
+        is_current=lambda: journal.ownership.online,
         clock=local.clock,
     )
 
@@ -256,7 +316,7 @@ async def _go_on_above(
         await _salvage(local, lifecycle, online=go_on.online)
     if promote is not None:
         promote()
-    await go_on_above(local.store, go_on, journal.catalog, local.outside)
+    await go_on_above(local.store, go_on, journal.catalog, local.environment)
 
 
 def _refuse_begun_again(local: LocalSide, go_on: ResumePoint, journal: JournalWriter) -> None:
@@ -276,7 +336,7 @@ async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: boo
     why = "it can't be reached"
     if online:
         try:
-            reports = await local.outside.in_thread(lifecycle.salvage.run)
+            reports = await local.environment.in_thread(lifecycle.salvage.run)
         except (ObjectStoreError, Fenced) as error:
             why = str(error)
         else:
@@ -294,9 +354,9 @@ async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: boo
 # ---- restore into an empty log
 
 
-async def _fill(local: LocalSide, restore: Restore, attached: Attached) -> None:
+async def _fill(local: LocalSide, restore: Restore, attached: AttachedArchive) -> None:
     """Restore the empty store from the archive, which this broker owns now."""
-    journal, in_thread = attached.journal, local.outside.in_thread
+    journal, in_thread = attached.journal, local.environment.in_thread
     try:
         await in_thread(attached.lifecycle.salvage.run)  # closes the intents that the former owner left open
         plan = await in_thread(restore.plan, journal)

@@ -1,11 +1,17 @@
-"""Deletion of topics and groups: which state is deleted in memory, on disk and in the archive, and in which order."""
+"""Deletion of topics and groups: which state is deleted in memory, on disk and in the archive, and in which order.
+
+A tombstone in the archive hides the messages of a deleted topic, so that no offset is assigned twice.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
 
-from broker.archiving.tombstone import Tombstones
+from broker.archiving.environment import InThread
+from broker.archiving.restore import Tables
 from broker.clients.registration import Registration
 from broker.intake.replication import Replication
 from broker.long_polling.message_arriving import MessageArriving
@@ -16,14 +22,102 @@ from broker.tables.journal import Journal
 from broker.tables.retry_names import RetryNames
 from broker.tables.state_file import SyncLog
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
-from broker.tables.topic_config_manager import TopicConfigManager
+from infra.disk.filesystem import Disk
 from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.objects.store import ObjectStoreError
+from neve.archive.format.journal import Topic
 from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from tiered.journal.errors import Fenced
+from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
 
 
-class DoomedQueues:
+class Tombstones(Protocol):
+    """Interface of the archive to topic deletion."""
+
+    def has_named(self, topic: str) -> bool:
+        """Return whether the archive names offsets of a topic, or may soon."""
+        ...
+
+    def begin_again(self, topic: str) -> bool:
+        """Return whether a topic created again may start at offset 0; the caller deletes it in the same loop step."""
+        ...
+
+    async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
+        """Record that the archive hides a deleted topic's messages below these offsets.
+
+        All these offsets have to be on the local disk, in the log or as a deleted queue's end. The entry may be written
+        even if this fails, and a start that can't read it must not assign any of them again. In a broker set, the
+        deletion has to be confirmed. Raises BrokerError if the archive can't record it.
+        """
+        ...
+
+
+class NoTombstones:
+    """Tombstones of a broker without an archive. If one was switched off, the offsets that it names are unknown."""
+
+    def __init__(self, disk: Disk, local: Path) -> None:
+        """Create it; `local` is the directory of an archive's local files, if there is one."""
+        self._disk, self._local = disk, local
+
+    def has_named(self, topic: str) -> bool:
+        return self._disk.exists(self._local)
+
+    def begin_again(self, topic: str) -> bool:
+        return not self.has_named(topic)
+
+    async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
+        """Do nothing: there is no journal."""
+
+
+class JournalTombstones:
+    """Tombstones in the journal."""
+
+    def __init__(self, journal: JournalWriter, in_thread: InThread, *, is_member: bool) -> None:
+        """Create it.
+
+        `in_thread` runs calls one after the other, in a thread apart from those that save the broker's files: a store
+        that hangs blocks a thread for minutes. `is_member`: the broker is a member of a broker set.
+        """
+        self._journal, self._in_thread, self._is_member = journal, in_thread, is_member
+
+    def has_named(self, topic: str) -> bool:
+        return topic in self._journal.named
+
+    def begin_again(self, topic: str) -> bool:
+        return self._journal.begin_again(topic)
+
+    async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
+        if self._is_member:
+            minimums = self._named_of(topic, minimums)
+            standing = self._journal.catalog.topic_entry(topic)
+            if not any(minimums.values()) or (standing and standing.deleted and standing.minimums == minimums):
+                return
+        entry = Topic(topic=topic, deleted=True, minimums=dict(minimums))
+        try:
+            await self._in_thread(self._journal.append, entry)
+        except (ObjectStoreError, Fenced) as error:
+            raise BrokerError(
+                ResponseCode.SYSTEM_BUSY, f"topic {topic} can't be deleted now: the archive can't record it: {error}"
+            ) from error
+
+    def _named_of(self, topic: str, minimums: Mapping[int, int]) -> dict[int, int]:
+        """Limit tombstone offsets in a broker set to those that the archive names.
+
+        Electable members have all messages that the archive names. They may assign higher offsets again, so a tombstone
+        must not cover those. The archive's next expiry run adds the rest, once all members have it.
+        """
+        catalog = self._journal.catalog
+        named = catalog.named_offsets(topic)
+        return {
+            queue: max(min(offset, named.get(queue, -1) + 1), catalog.recorded_minimum(topic, queue))
+            for queue, offset in minimums.items()
+        }
+
+
+class PendingDeletions:
     """Topics whose deletion is in the log but not confirmed by the broker set.
 
     If the log is truncated below the deletion, the topic is unchanged. Deletions that are pending when this broker
@@ -76,25 +170,24 @@ class TopicDeletion:
         journal: Journal,
         sync_log: SyncLog,
         tombstones: Callable[[], Tombstones],
-        topics: TopicConfigManager,
-        groups: SubscriptionGroupManager,
-        offsets: ConsumerOffsetManager,
+        tables: Tables,
         retry_names: RetryNames,
         pops: PopBook,
         arriving: MessageArriving,
         registration: Registration,
-        doomed: DoomedQueues | None = None,
+        pending_deletions: PendingDeletions | None = None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """Create the service.
 
-        `tombstones` is called late, because the archive is attached after this is created. `doomed` is set on members
-        of a broker set.
+        `tombstones` is called late, because the archive is attached after this is created. `pending_deletions` is set
+        on members of a broker set.
         """
         self._threads = threads
-        self._doomed = doomed
+        self._pending = pending_deletions
         self._store, self._journal, self._sync_log, self._tombstones = store, journal, sync_log, tombstones
-        self._topics, self._groups, self._offsets, self._retry_names = topics, groups, offsets, retry_names
+        self._topics, self._groups, self._offsets = tables
+        self._retry_names = retry_names
         self._pops, self._arriving, self._registration = pops, arriving, registration
 
     async def delete(self, topic: str) -> None:
@@ -106,18 +199,18 @@ class TopicDeletion:
             return
         # If the disk refuses the queue state, the deletion fails and the topic is unchanged.
         await self._threads.run(self._store.write_queue_state, self._store.queue_state_image())
-        if self._doomed is not None:
-            await self._delete_in_set(topic, self._doomed)
+        if self._pending is not None:
+            await self._delete_in_set(topic, self._pending)
             return
         # Of all its queues, including those of an earlier topic of this name: only the newest tombstone counts.
-        tombstones, told = self._tombstones(), self._store.following_of(topic)
+        tombstones, recorded = self._tombstones(), self._store.following_of(topic)
         retries = [name for group in self._groups.groups for name in self._retry_names.gone_with(group, topic)]
         named = tombstones.has_named(topic)
         if named:
-            await self._record(topic, told)
+            await self._record(topic, recorded)
         begins_again = not named and tombstones.begin_again(topic)
         if not named and not begins_again:  # an offload round has named it meanwhile
-            await self._record(topic, told)
+            await self._record(topic, recorded)
         # No await between begin_again and here: no message may be appended in between.
         ends = self._store.following_of(topic)
         self._delete_now(topic, ends, begins_again=begins_again)
@@ -128,16 +221,16 @@ class TopicDeletion:
             await self.delete(retry)
         await self._registration.now()
         # Last, because the topic is deleted already: if this fails, the archive's next expiry run records it.
-        if not begins_again and ends != told:  # messages arrived while the archive wrote; a round may have named them
+        if not begins_again and ends != recorded:  # messages arrived meanwhile; a round may have named them
             await tombstones.record(topic, ends)
 
-    async def _delete_in_set(self, topic: str, doomed: DoomedQueues) -> None:
+    async def _delete_in_set(self, topic: str, pending: PendingDeletions) -> None:
         """Delete a topic in a broker set. The archive records the deletion only after it is confirmed.
 
         A master that is partitioned from its slaves may still reach the store. Its successor would then have the topic
         without its archived messages.
         """
-        term, wanted = doomed.term, [topic]
+        term, wanted = pending.term, [topic]
         gone: dict[str, Mapping[int, int]] = {}
         for name in wanted:
             if self._topics.select(name) is not None:
@@ -148,7 +241,7 @@ class TopicDeletion:
         for name in gone:
             self._arriving.release_topic(name)
         await self._registration.now()
-        await doomed.deleted(term)
+        await pending.deleted(term)
         await self._threads.run(self._store.save_deletions)
         for name, ends in gone.items():
             try:
@@ -169,10 +262,10 @@ class TopicDeletion:
         """
         change = self._topics.deletion(topic, ends, begins_again=begins_again)
         self._journal.record(change)
-        if self._doomed is None:
+        if self._pending is None:
             self._store.delete_topic(topic, begin_again=begins_again)
         else:
-            self._doomed.add(topic)
+            self._pending.add(topic)
         self._topics.apply(change)
         self._pops.drop(topic=topic)  # before the offsets, which a start overwrites from the pop book
         self._offsets.apply(change)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice, takewhile
 
+from broker.archiving.environment import Environment
 from broker.archiving.offsets import Queue, log_goes_on_at, queues_to_raise
-from broker.archiving.outside import Outside
 from broker.store import erased_rows
 from broker.store.message_store import MessageStore
 from broker.store.queue_table import QUEUES_IN_A_TURN, pieces
@@ -24,23 +24,23 @@ from infra.loop.parts import Parts, nothing
 from lifecycle.recorded_minimums import minimums_to_raise
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.policy.erasure import erased_rows as rows_of
-from tiered.journal.writer import ResumePoint
+from tiered.journal.ownership import ResumePoint
 
 Ends = dict[str, dict[int, int]]  # topic -> queue -> next offset
 
 
-async def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog, outside: Outside) -> Ends:
+async def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog, environment: Environment) -> Ends:
     """Raise the log and its queues above the archive's offsets, before the first append; nothing is appended meanwhile.
 
     If the log resumes higher (`resume_at`), its content has to be archived already. Return the next offsets of all
     queues that resume above their last record, by topic and queue. Holders of copies of the log need them. Queues that
     an earlier start raised are included, because it may have crashed before notifying the holders.
     """
-    in_thread = outside.threads.run
+    in_thread = environment.threads.run
     is_hidden = await run_beside(_raise_parts(store, go_on, catalog), in_thread)
     # A crash may have come between an ERASE and this. In the copy of another log, nothing is hidden before a promotion.
     # The job `erased` retries a queue that fails here, for the first time before requests are served.
-    call = outside.ask_loop().call
+    call = environment.ask_loop().call
     erased = await in_thread(lambda: erased_rows.hide(store, rows_of(catalog.gaps()), call))
     if is_hidden or erased.is_changed:
         await in_thread(store.write_queue_state, store.queue_state_image())

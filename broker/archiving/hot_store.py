@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from broker.archiving.ask_loop import Ask
+from broker.archiving.archivable_limit import ArchivableLimit
+from broker.archiving.environment import Ask
 from broker.archiving.pins import Pins
-from broker.archiving.reach import Reach
 from broker.intake.flusher import Flusher
 from broker.store.erased_rows import hide
 from broker.store.errors import LogIsCut, StoreError, StoreFull, StoreNotWritable
@@ -30,7 +30,7 @@ from lifecycle.hot_store import Aged, Hidden
 from neve.errors import BrokerError
 from neve.record.codec import decode_record
 from tiered.write.entry_run import EntryRun
-from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
+from tiered.write.offload_plan import FoundEntries, TopicRange, TopicUnreadable
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class LoopHotStore:
         ask: Ask,
         flusher: Flusher,
         disk_ratio: Callable[[], float],
-        reach: Reach | None = None,
+        limit: ArchivableLimit | None = None,
         on_growth: Callable[[], None] | None = None,
         journal: Journal = NO_JOURNAL,
     ) -> None:
@@ -76,21 +76,22 @@ class LoopHotStore:
         self._journal = journal
         self._store, self._pins, self._ask, self._flusher = store, pins, ask, flusher
         self._on_growth = on_growth
-        self._reach = reach or Reach(store)
+        self._limit = limit or ArchivableLimit(store)
         self.disk_ratio = disk_ratio
         self._is_unsaved = False  # rows were hidden and saving that failed
 
     def _call(self, work: Callable[[], T]) -> T:
         """Run `work` on the loop in one step; wait first while a diverged tail is being truncated."""
+
+        def if_whole() -> T:
+            self._store.check_whole()
+            return work()
+
         while True:
             try:
-                return self._ask.call(functools.partial(self._if_whole, work))
+                return self._ask.call(if_whole)
             except LogIsCut:
                 self._ask.wait(self._whole())
-
-    def _if_whole(self, work: Callable[[], T]) -> T:
-        self._store.check_whole()
-        return work()
 
     async def _whole(self) -> None:
         ended = asyncio.Event()
@@ -105,19 +106,15 @@ class LoopHotStore:
         return self._call(self._store.segments)
 
     def flush(self) -> int:
-        return self._ask.wait(self._flushed())
+        return self._ask.wait(self._after_flush(self._limit.within))
 
-    async def _flushed(self) -> int:
+    async def _after_flush(self, limit: Callable[[int], T]) -> T:
         await self._flusher.flush_now()
-        return self._reach.within(self._flusher.flushed_offset)
+        return limit(self._flusher.flushed_offset)
 
     def is_settled(self) -> bool:
         """Return whether rounds may record gaps: the set has all that this member had at its promotion."""
-        return self._ask.wait(self._settled())
-
-    async def _settled(self) -> bool:
-        await self._flusher.flush_now()
-        return self._reach.is_settled(self._flusher.flushed_offset)
+        return self._ask.wait(self._after_flush(self._limit.is_settled))
 
     def roll(self) -> bool:
         try:
@@ -279,7 +276,9 @@ class LoopHotStore:
             raise found
         return found.runs
 
-    def entries_of(self, ranges: Sequence[TopicRange], *, timed: bool = False) -> Iterator[Found | TopicUnreadable]:
+    def entries_of(
+        self, ranges: Sequence[TopicRange], *, timed: bool = False
+    ) -> Iterator[FoundEntries | TopicUnreadable]:
         """Yield the entries of each range; only the range in progress is held in memory."""
         ahead = _LookUp(self._store, ranges, timed=timed)
         there_is_more = True
@@ -290,7 +289,7 @@ class LoopHotStore:
                 if isinstance(slices, TopicUnreadable):
                     yield slices
                 else:
-                    yield Found(joined(slices), oldest_ms)
+                    yield FoundEntries(joined(slices), oldest_ms)
 
     def confirmed_range(self) -> tuple[int, int]:
         store = self._store

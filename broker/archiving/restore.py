@@ -1,4 +1,10 @@
-"""Restore of a broker from its bucket alone: `--restore-from URL` on an empty data directory.
+"""State of a broker in its bucket: its capture, and the restore of a broker from it (`--restore-from URL`).
+
+The state is captured on the event loop in slices, with other requests in between. A concurrent change of a topic is
+included or not, as if the capture had been a moment later or earlier. A restore uses the highest offset of each queue
+that any part contains. Topics are captured after their offsets, so that the state has no offset of an unknown topic.
+
+A restore fills an empty data directory from the bucket alone.
 
     <root>/restore.json   {version, store, broker, plan}: a restore is in progress; its last step removes the file
 
@@ -10,41 +16,129 @@ resumes an interrupted restore. No message is downloaded: archived messages are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from broker.archiving.state import Tables
+from broker.archiving.environment import Ask
+from broker.archiving.pins import Pins
 from broker.config import BrokerConfig
 from broker.store.data_directory import clear_store
 from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from broker.tables import topic_config_manager
-from broker.tables.subscription_group_manager import SubscriptionGroupConfig
-from broker.tables.topic_config_manager import TopicConfig
+from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManager
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra import failpoint
 from infra.clock import Clock
 from infra.config.properties import ConfigError
 from infra.disk.filesystem import Disk, DiskLocked
 from infra.disk.versioned_file import VersionedFile
+from infra.loop.in_steps import at_once
 from infra.objects.open import open_store
 from infra.objects.store import BadStoreUrl, ObjectStoreError
+from infra.process import collector
 from infra.process.startup import EXIT_ARCHIVE, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.format.broker_state import BrokerState
 from neve.archive.format.journal import MalformedEntry, NewerFormat
 from neve.remoting import names
+from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 from tiered.journal.restore_plan import RestorePlan, gaps_of, plan_restore, read_basis
 from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
-
 _NAME = "restore.json"
 
 
-class Marker(msgspec.Struct):
+# Topics, or committed offsets of a topic and group, per slice: less than a millisecond.
+_SLICE = 200
+
+
+class Tables(NamedTuple):
+    """Tables that the bucket stores and a restore recovers."""
+
+    topics: TopicConfigManager
+    groups: SubscriptionGroupManager
+    offsets: ConsumerOffsetManager
+
+
+class StateCapture:
+    """Captures the state of one broker."""
+
+    def __init__(self, broker: str, store: MessageStore, tables: Tables, pins: Pins) -> None:
+        self._broker, self._store, self._tables, self._pins = broker, store, tables, pins
+
+    def at_once(self) -> BrokerState:
+        """Capture the state without yielding: at a start and at a stop."""
+        return at_once(self.in_slices())
+
+    def from_thread(self, ask: Ask) -> BrokerState:
+        """Capture the state from a job's thread while the broker serves requests."""
+        capture = self.in_slices()
+        while (state := ask.call(lambda: next_slice(capture))) is None:
+            pass
+        return state
+
+    def in_slices(self) -> Generator[None, None, BrokerState]:
+        """Capture the state; each step is atomic, and the broker may serve requests between two steps."""
+        store, tables = self._store, self._tables
+        offsets: dict[str, dict[int, int]] = {}
+        for number, (topic, group) in enumerate(tables.offsets.pairs()):
+            if positions := tables.offsets.queues_of(group, topic):
+                offsets[topic + SEPARATOR + group] = positions
+            if number % _SLICE == _SLICE - 1:
+                if number < _SLICE:
+                    collector.freeze_new()  # the capture grows to one row for each topic and group
+                yield
+        queues: dict[str, dict[int, int]] = {}
+        following = store.following_topics()
+        yield
+        for number, topic in enumerate(following):
+            if topic != METADATA_LOG:  # a restored log begins with the tables as they are restored
+                queues[topic] = store.following_of(topic)
+            if number % _SLICE == _SLICE - 1:
+                yield
+        topics = []
+        for number, topic in enumerate(list(tables.topics.topics)):
+            if (config := tables.topics.select(topic)) is not None:
+                topics.append(config.to_wire())
+            if number % _SLICE == _SLICE - 1:
+                yield
+        return BrokerState(
+            broker=self._broker,
+            log_uuid=store.log_uuid,
+            log_end=store.max_physical_offset,
+            topics=topics,
+            groups=[config.to_wire() for config in tables.groups.groups.values() if not is_stock(config)],
+            forbidden=tables.groups.forbidden(),
+            offsets=offsets,
+            queues=queues,
+            pending=self._pins.counts(),
+        )
+
+
+def next_slice(capture: Generator[None, None, BrokerState]) -> BrokerState | None:
+    """Run one slice; return the state after the last one, None after the others."""
+    try:
+        next(capture)
+    except StopIteration as end:
+        assert isinstance(end.value, BrokerState)
+        return end.value
+    return None
+
+
+def is_stock(config: SubscriptionGroupConfig) -> bool:
+    """Return whether a group is one that every broker creates itself, with unchanged settings."""
+    name = config.group_name
+    return name in SYSTEM_GROUPS and config == SubscriptionGroupConfig(group_name=name)
+
+
+class RestoreMarker(msgspec.Struct):
     """Content of `restore.json`: the store and broker of a restore in progress, and its plan once it is made."""
 
     store: str
@@ -68,7 +162,7 @@ class Restore:
     def __init__(self, config: BrokerConfig, disk: Disk) -> None:
         self._config, self._disk = config, disk
         self._file = _marker_file(config, disk)
-        self._marker = Marker(config.store_url, config.broker_name)
+        self._marker = RestoreMarker(config.store_url, config.broker_name)
 
     # ---- the steps, in order
 
@@ -188,11 +282,11 @@ def refuse_unfinished(config: BrokerConfig, disk: Disk) -> None:
         )
 
 
-def _marker_file(config: BrokerConfig, disk: Disk) -> VersionedFile[Marker]:
-    return VersionedFile(disk, config.root / _NAME, Marker, partial(StartupError, exit_code=EXIT_ARCHIVE))
+def _marker_file(config: BrokerConfig, disk: Disk) -> VersionedFile[RestoreMarker]:
+    return VersionedFile(disk, config.root / _NAME, RestoreMarker, partial(StartupError, exit_code=EXIT_ARCHIVE))
 
 
-def read_marker(config: BrokerConfig, disk: Disk) -> Marker | None:
+def read_marker(config: BrokerConfig, disk: Disk) -> RestoreMarker | None:
     """Return the marker of an unfinished restore, None without one.
 
     Raises StartupError if the configuration names another store or broker.

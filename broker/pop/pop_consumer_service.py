@@ -16,7 +16,7 @@ from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import PopCheckPoint
 from broker.pop.pop_queue import PopQueue, Unreadable
 from broker.reading.message_filter import MessageFilter
-from broker.reading.tiered_store import PendingRead, TieredStore
+from broker.reading.tiered_store import PendingRead, ReadRequest, TieredStore
 from broker.store.message_store import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
@@ -283,23 +283,22 @@ class PopConsumerService:
 
         With `waits` false, return what can be read without waiting, or None.
         """
-        got = None
+        got, wanted = None, request.message_filter
+        read = ReadRequest(request.group, topic, queue_id, offset, room, _MAX_BYTES, wanted.codes)
         while True:
-            answer = self._tiered.get_message(
-                request.group, topic, queue_id, offset, room, _MAX_BYTES, request.message_filter
-            )
+            answer = self._tiered.get_message(read, wanted.predicate)
             if isinstance(answer, PendingRead):
                 if not waits:
                     return got
                 answer = await answer
             got = answer
-            if got.status not in _GOES_ON or got.next_offset <= offset:
+            if got.status not in _GOES_ON or got.next_offset <= read.offset:
                 break
-            offset = got.next_offset
+            read.offset = got.next_offset
             await asyncio.sleep(0)
         if got.status not in _GOES_ON and got.status != GetMessageStatus.FOUND:
             # The end of the queue, or a committed offset beyond it.
-            got = GetResult(got.status, offset, got.min_offset, got.max_offset)
+            got = GetResult(got.status, read.offset, got.min_offset, got.max_offset)
         return got
 
     def _hand_out(self, request: PopRequest, result: PopResult, queue: PopQueue, start: int, got: GetResult) -> None:

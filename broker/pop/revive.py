@@ -24,7 +24,7 @@ from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import Ack
 from broker.pop.pop_queue import Flight, Key, PopQueue
 from broker.pop.pop_retry_topics import PopRetryTopics
-from broker.reading.tiered_store import PendingRead, TieredStore
+from broker.reading.tiered_store import PendingRead, ReadRequest, TieredStore
 from broker.store.errors import StoreError
 from broker.store.message_store import GetResult
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -168,7 +168,7 @@ class PopRevive:
         if flight.in_order:  # revived with the last message of its batch that becomes visible
             number = len(queue.flights)
             return number if self._again_in_place(queue) else 0
-        answer = self._tiered.get_message(*queue.key, offset, 1, _MAX_BYTES)
+        answer = self._tiered.get_message(ReadRequest(*queue.key, offset, 1, _MAX_BYTES))
         if isinstance(answer, PendingRead):
             if not waits:
                 return None

@@ -28,12 +28,11 @@ class MessageFilter:
     def __post_init__(self) -> None:
         assert self.codes is None or self.predicate is None, "a subscription is of one type"
 
-    def limits(self, max_count: int, max_bytes: int) -> tuple[int, int]:
-        """Return how many records and bytes to read: as requested, or the limits for an expression."""
-        if self.predicate is None:
-            return max_count, max_bytes
-        share = max(1, self.predicate.nodes // FULL_COUNT_NODES)
-        return LOOKED_AT_COUNT // share, LOOKED_AT_BYTES // share
+
+def limits_of(predicate: SqlFilter) -> tuple[int, int]:
+    """Return how many records and bytes one read evaluates the predicate for."""
+    share = max(1, predicate.nodes // FULL_COUNT_NODES)
+    return LOOKED_AT_COUNT // share, LOOKED_AT_BYTES // share
 
 
 EVERY_MESSAGE = MessageFilter()

@@ -25,14 +25,17 @@ deleted topic and are never served, even if the deletion could not be recorded i
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Generator, Hashable
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from broker.config import BrokerConfig
-from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter
+from broker.reading.message_filter import limits_of
 from broker.reading.old_reads import OldReads, Piece, pieces_of
 from broker.reading.record_filter import select
+from broker.reading.sql92 import SqlFilter
 from broker.store.message_store import GetResult, MessageStore
 from infra.loop.in_steps import in_turns
 from infra.observe.metrics import Histogram, Metrics
@@ -40,8 +43,11 @@ from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.names import is_hidden
-from tiered.read.cold_query import Found, as_text, has_key
+from tiered.read.cold_query import FoundRecords, as_text, has_key
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
+from tiered.read.read_request import ReadRequest
+
+__all__ = ["PendingRead", "ReadRequest", "TieredStore"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,7 +56,7 @@ _LATER = "the archive can't be read now, try again later"
 # Queries that need several row groups run in a thread pool. If this many are pending, the next one is refused.
 _QUERY_THREADS = 4
 _QUERIES_MAX = 64
-_NOT_ASKED = Found([], "the archive, which can't be read now")
+_NOT_ASKED = FoundRecords([], "the archive, which can't be read now")
 _LATENCY_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"
@@ -80,25 +86,11 @@ class ColdTier(Protocol):
     Methods that return records or exact times block and have to run in a thread.
     """
 
-    def at_hand(  # noqa: PLR0917
-        self,
-        group: str,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        tag_codes: frozenset[int] | None,
-        client: Hashable = None,
-    ) -> ColdResult | None: ...
+    def at_hand(self, read: ReadRequest) -> ColdResult | None: ...
 
-    def locate(
-        self, group: str, topic: str, queue_id: int, offset: int, client: Hashable = None
-    ) -> Located | ColdResult: ...
+    def locate(self, read: ReadRequest) -> Located | ColdResult: ...
 
-    def take(
-        self, located: Located, decoded: Any, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
-    ) -> ColdResult: ...
+    def take(self, located: Located, decoded: Any, read: ReadRequest) -> ColdResult: ...
 
     def has_moved(self, located: Located) -> bool: ...
 
@@ -112,9 +104,9 @@ class ColdTier(Protocol):
 
     def time_bounds(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None: ...
 
-    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found: ...
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> FoundRecords: ...
 
-    def record_at(self, physical_offset: int) -> Found: ...
+    def record_at(self, physical_offset: int) -> FoundRecords: ...
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int | None: ...
 
@@ -161,33 +153,18 @@ class TieredStore:
 
     # ---- get_message
 
-    def get_message(  # noqa: PLR0917 - RocketMQ's signature
-        self,
-        group: str,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        message_filter: MessageFilter = EVERY_MESSAGE,
-        client: Hashable = None,
-    ) -> Answer:
-        """Return messages of a queue from `offset` on that match the filter.
+    def get_message(self, read: ReadRequest, predicate: SqlFilter | None = None) -> Answer:
+        """Return messages of a queue from `read.offset` on with a wanted tag, or that fulfil the predicate.
 
-        If any matches, at least one is returned, whatever its size. `group` is the consumer group. `client` identifies
-        a reader within the group, if its readers progress separately.
+        If any matches, at least one is returned, whatever its size. `read` must not change before the answer is there.
         """
-        if self._is_local(topic, queue_id, offset):
-            return self._get_local(topic, queue_id, offset, max_count, max_bytes, message_filter)
-        if message_filter.predicate is None and offset >= self._hot.ended_at(topic, queue_id):
-            got = self._cold_at_hand(group, topic, queue_id, offset, max_count, max_bytes, message_filter.codes, client)
+        if self._is_local(read.topic, read.queue_id, read.offset):
+            return self._get_local(read, predicate)
+        if predicate is None and read.offset >= self._hot.ended_at(read.topic, read.queue_id):
+            got = self._cold_at_hand(read)
             if got is not None:
                 return got
-        return PendingRead(
-            functools.partial(
-                self._read_archive, group, topic, queue_id, offset, max_count, max_bytes, message_filter, client
-            )
-        )
+        return PendingRead(functools.partial(self._read_archive, read, predicate))
 
     def _is_local(self, topic: str, queue_id: int, offset: int) -> bool:
         cold, level = self._archive(), self._config.tiered_storage_level
@@ -212,26 +189,18 @@ class TieredStore:
 
     # ---- local reads
 
-    def _get_local(  # noqa: PLR0917
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        message_filter: MessageFilter,
-    ) -> Answer:
-        hot, predicate = self._hot, message_filter.predicate
-        count, size = message_filter.limits(max_count, max_bytes)
+    def _get_local(self, read: ReadRequest, predicate: SqlFilter | None) -> Answer:
+        hot, topic, queue_id = self._hot, read.topic, read.queue_id
+        count, size = (read.max_count, read.max_bytes) if predicate is None else limits_of(predicate)
         old_below = hot.max_physical_offset - self._config.hot_bytes
-        got = hot.get(topic, queue_id, offset, count, size, message_filter.codes, old_below=old_below)
+        got = hot.get(topic, queue_id, read.offset, count, size, read.codes, old_below=old_below)
         if self._cold is not None:
             got = self._over_both(got, topic, queue_id)
         if got.runs:
             pieces = pieces_of(hot.file_at, got.runs)
             if not self.old_reads.in_memory(pieces):
-                return PendingRead(functools.partial(self._read_old, got, pieces, max_count, max_bytes, message_filter))
-        return got if predicate is None else select(got, predicate, max_count, max_bytes)
+                return PendingRead(functools.partial(self._read_old, got, pieces, read, predicate))
+        return got if predicate is None else select(got, predicate, read.max_count, read.max_bytes)
 
     def _over_both(self, got: GetResult, topic: str, queue_id: int) -> GetResult:
         """Return a result of the local log with the minimum offset of both tiers."""
@@ -241,28 +210,17 @@ class TieredStore:
         return GetResult(got.status, got.next_offset, low, got.max_offset, got.buffers, got.count, got.runs)
 
     async def _read_old(
-        self, got: GetResult, pieces: list[Piece], max_count: int, max_bytes: int, message_filter: MessageFilter
+        self, got: GetResult, pieces: list[Piece], read: ReadRequest, predicate: SqlFilter | None
     ) -> GetResult:
         """Return the result with records read from the file; with the mapped ones if the file was evicted meanwhile."""
         loaded = await self.old_reads.load(pieces)
         if loaded is not None:
             got = GetResult(got.status, got.next_offset, got.min_offset, got.max_offset, loaded, got.count)
-        predicate = message_filter.predicate
-        return got if predicate is None else select(got, predicate, max_count, max_bytes)
+        return got if predicate is None else select(got, predicate, read.max_count, read.max_bytes)
 
     # ---- archive reads
 
-    def _cold_at_hand(  # noqa: PLR0917
-        self,
-        group: str,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        codes: frozenset[int] | None,
-        client: Hashable,
-    ) -> GetResult | None:
+    def _cold_at_hand(self, read: ReadRequest) -> GetResult | None:
         """Return the archive's answer if its row group is in memory.
 
         This holds for nearly every pull of a replay, because row groups are prefetched. It saves a task and a turn of
@@ -270,55 +228,49 @@ class TieredStore:
         """
         cold = self._cold
         assert cold is not None
-        got = cold.at_hand(group, topic, queue_id, offset, max_count, max_bytes, codes, client)
+        got = cold.at_hand(read)
         if got is None:
             return None
         self.cold_reads += 1
         self.cold_latency.observe(0.0)
-        return self._as_of_both(got, topic, queue_id, offset)
+        return self._as_of_both(got, read)
 
-    async def _read_archive(  # noqa: PLR0917
-        self,
-        group: str,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        message_filter: MessageFilter,
-        client: Hashable,
-    ) -> GetResult:
+    async def _read_archive(self, read: ReadRequest, predicate: SqlFilter | None) -> GetResult:
         """Read from the archive while the request is parked.
 
         Raises BrokerError SYSTEM_BUSY if the archive does not answer.
         """
-        predicate = message_filter.predicate
-        count, size = message_filter.limits(max_count, max_bytes)
+        wanted = read
+        if predicate is not None:
+            count, size = limits_of(predicate)
+            wanted = replace(read, max_count=count, max_bytes=size)
         self.cold_reads += 1
         self.cold_parked += 1
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             async with asyncio.timeout(self._config.cold_read_timeout / 1000):
-                got = await self._read_cold(group, client, topic, queue_id, offset, count, size, message_filter.codes)
+                got = await self._read_cold(wanted)
         except (ColdUnavailable, TimeoutError) as error:
             self.cold_failures += 1
-            log.warning("cold read %s/%s at %s: %s", topic, queue_id, offset, str(error) or "timed out")
-            if offset < self._hot.min_offset(topic, queue_id):
+            why = str(error) or "timed out"
+            log.warning("cold read %s/%s at %s: %s", read.topic, read.queue_id, read.offset, why)
+            if read.offset < self._hot.min_offset(read.topic, read.queue_id):
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
-            local = self._get_local(topic, queue_id, offset, max_count, max_bytes, message_filter)
+            local = self._get_local(read, predicate)
             return local if isinstance(local, GetResult) else await local
         finally:
             self.cold_parked -= 1
             self.cold_latency.observe(loop.time() - began)
-        result = self._as_of_both(got, topic, queue_id, offset)
-        return result if predicate is None else select(result, predicate, max_count, max_bytes)
+        result = self._as_of_both(got, read)
+        return result if predicate is None else select(result, predicate, read.max_count, read.max_bytes)
 
-    def _as_of_both(self, got: ColdResult, topic: str, queue_id: int, offset: int) -> GetResult:
+    def _as_of_both(self, got: ColdResult, read: ReadRequest) -> GetResult:
         """Return the archive's answer with the offset range of both tiers.
 
-        If the archive has no message at `offset`, the answer names the next offset to read.
+        If the archive has no message at the requested offset, the answer names the next offset to read.
         """
+        topic, queue_id, offset = read.topic, read.queue_id, read.offset
         low, high = self.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
         status, following = got.status, got.next_offset
         if status is GetMessageStatus.OFFSET_FOUND_NULL and following > offset:
@@ -331,26 +283,16 @@ class TieredStore:
             status = GetMessageStatus.OFFSET_TOO_SMALL if following > offset else GetMessageStatus.OFFSET_OVERFLOW_ONE
         return GetResult(status, following, low, high, got.buffers, got.count, is_archived=True)
 
-    async def _read_cold(  # noqa: PLR0917
-        self,
-        group: str,
-        client: Hashable,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        codes: frozenset[int] | None,
-    ) -> ColdResult:
+    async def _read_cold(self, read: ReadRequest) -> ColdResult:
         """Read from the archive without blocking a thread.
 
         Cancellation, by timeout or disconnect, withdraws the read.
         """
         cold = self._cold
         assert cold is not None
-        if offset < self._hot.ended_at(topic, queue_id):
-            return ColdResult(GetMessageStatus.OFFSET_TOO_SMALL, self.min_offset(topic, queue_id))
-        while isinstance(located := cold.locate(group, topic, queue_id, offset, client), Located):
+        if read.offset < self._hot.ended_at(read.topic, read.queue_id):
+            return ColdResult(GetMessageStatus.OFFSET_TOO_SMALL, self.min_offset(read.topic, read.queue_id))
+        while isinstance(located := cold.locate(read), Located):
             decoding = located.decoded
             try:
                 decoded = decoding.result() if decoding.done() else await asyncio.wrap_future(decoding)
@@ -358,7 +300,7 @@ class TieredStore:
                 if not cold.has_moved(located):
                     raise
             else:
-                return cold.take(located, decoded, max_count, max_bytes, codes)
+                return cold.take(located, decoded, read)
         return located
 
     # ---- offsets and times
@@ -455,7 +397,7 @@ class TieredStore:
 
     # ---- messages by key or place
 
-    async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
+    async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> FoundRecords:
         """Return records with a key from both tiers, newest first, and a description of the unsearched range.
 
         All concurrent queries together run one step of the local search per turn of the event loop.
@@ -470,12 +412,12 @@ class TieredStore:
         unsearched = [] if unsearched_from is None else [f"the local log before {as_text(unsearched_from)}"]
         cold = self._archive()
         if cold is None or len(found) >= max_num:
-            return Found(found, " and ".join(unsearched))
+            return FoundRecords(found, " and ".join(unsearched))
         older = await self._ask_cold("query", cold.query, topic, key, max_num, begin, end) or _NOT_ASKED
         known = set(found)
         more = [raw for raw in older.records if raw not in known and self._archive_shows(decode_record(raw))]
         unsearched += [older.unsearched] if older.unsearched else []
-        return Found((self._still_shown(found) + more)[:max_num], " and ".join(unsearched))
+        return FoundRecords((self._still_shown(found) + more)[:max_num], " and ".join(unsearched))
 
     def _still_shown(self, records: list[bytes]) -> list[bytes]:
         """Return the records of the local log that are still visible to readers."""

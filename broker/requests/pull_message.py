@@ -13,8 +13,8 @@ from broker.broker_stats import BrokerStats
 from broker.config import BrokerConfig
 from broker.long_polling.pull_request_hold import MAX_HELD_SIZE, HeldPull, PullRequestHold
 from broker.reading.backlog_turns import BacklogTurns
-from broker.reading.message_filter import MessageFilter
-from broker.reading.tiered_store import Answer, PendingRead, TieredStore
+from broker.reading.sql92 import SqlFilter
+from broker.reading.tiered_store import Answer, PendingRead, ReadRequest, TieredStore
 from broker.requests.pull_checks import PullChecks
 from broker.requests.route import MEMBERS, BrokerRoute, Waits
 from broker.requests.slave_pull import held_for, moves_on, slave_code
@@ -57,15 +57,13 @@ _SUCCESS, _NOT_FOUND, _MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND
 
 
 class Pull(msgspec.Struct):
-    """One pull with the results of its checks; `start` moves past messages that the filter rejects."""
+    """One pull with the results of its checks; `read.offset` moves past messages that the predicate rejects."""
 
     connection: Connection
     request: RemotingCommand
     header: PullMessageHeader
-    message_filter: MessageFilter
-    max_count: int
-    max_bytes: int
-    start: int
+    read: ReadRequest
+    predicate: SqlFilter | None  # a tag filter is in `read`
     # Monotonic time at which reading began; the time of waiting for messages does not count as latency.
     begun: float
     is_slow: bool = False  # it had to wait for a read
@@ -110,16 +108,17 @@ class PullMessageProcessor:
         """Handle a pull: check it, commit its offset, then read or wait for a turn among pulls of a backlog."""
         header = parse_header(request.ext, PullMessageHeader)
         message_filter = self._check(header)
-        pull = Pull(
-            connection,
-            request,
-            header,
-            message_filter,
+        read = ReadRequest(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
             min(max(header.max_msg_nums, 1), _MAX_COUNT),
             min(header.max_msg_bytes or _DEFAULT_BYTES, _MAX_BYTES),
-            header.queue_offset,
-            self._clock.monotonic(),
+            message_filter.codes,
+            connection.remote,
         )
+        pull = Pull(connection, request, header, read, message_filter.predicate, self._clock.monotonic())
         if header.sys_flag & COMMIT_OFFSET and header.commit_offset >= 0 and self._role.is_master:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         if not self._is_backlog(pull):
@@ -131,7 +130,8 @@ class PullMessageProcessor:
 
     def _is_backlog(self, pull: Pull) -> bool:
         """Return whether the pull will not reach the end of its queue, so that latency does not matter."""
-        return pull.start + pull.max_count < self._tiered.max_offset(pull.header.topic, pull.header.queue_id)
+        read = pull.read
+        return read.offset + read.max_count < self._tiered.max_offset(read.topic, read.queue_id)
 
     def _take_turn(self, pull: Pull) -> None:
         if not pull.connection.is_closed:
@@ -165,7 +165,7 @@ class PullMessageProcessor:
 
     def _waits(self, pull: Pull, result: GetResult) -> bool:
         if self._role.is_master:
-            return response_code(result, pull.start) is _NOT_FOUND
+            return response_code(result, pull.read.offset) is _NOT_FOUND
         return not moves_on(result.status)
 
     def _require_place(self) -> None:
@@ -186,10 +186,7 @@ class PullMessageProcessor:
         if target is not None:  # an administrator has reset the offset: the consumer continues there
             low, high = self._tiered.min_offset(topic, queue_id), self._tiered.max_offset(topic, queue_id)
             return GetResult(GetMessageStatus.OFFSET_RESET, target, low, high)
-        return self._tiered.get_message(
-            group, topic, queue_id, pull.start, pull.max_count, pull.max_bytes, pull.message_filter,
-            pull.connection.remote,
-        )  # fmt: skip
+        return self._tiered.get_message(pull.read, pull.predicate)
 
     async def _respond_later(
         self, pull: Pull, pending: PendingRead, deadline: float, *, last: bool
@@ -209,15 +206,15 @@ class PullMessageProcessor:
             if not pull.connection.is_closed:
                 pull.connection.resume(pull.request, lambda: self._resume(pull, deadline, last=last))
 
-        header, codes = pull.header, pull.message_filter.codes
+        read = pull.read
         if not self._role.is_master:
             now = self._clock.monotonic()
             deadline = now + held_for(deadline - now, has_master=self._role.has_master)
         self._hold.watch(pull.connection)
-        self._hold.hold(HeldPull(pull.connection, header.topic, header.queue_id, pull.start, deadline, codes, resume))
+        self._hold.hold(HeldPull(pull.connection, read.topic, read.queue_id, read.offset, deadline, read.codes, resume))
 
     def _resume(self, pull: Pull, deadline: float, *, last: bool) -> Answered:
-        """Read again after the wait, with all checks; the filter's start may have moved."""
+        """Read again after the wait, with all checks; the offset may have moved past rejected messages."""
         if self._role.current is Role.FENCED and not last:  # wait for the next role
             self._hold_on(pull, deadline)
             return None
@@ -227,9 +224,9 @@ class PullMessageProcessor:
         if not isinstance(answer, GetResult):
             return self._respond_later(pull, answer, deadline, last=last)
         waits = self._waits(pull, answer)
-        if pull.message_filter.predicate is not None and answer.status is GetMessageStatus.NO_MATCHED_MESSAGE:
+        if pull.predicate is not None and answer.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             # Each message of the queue wakes this pull, whatever its properties, so it waits after the rejected ones.
-            pull.start, waits = answer.next_offset, True
+            pull.read.offset, waits = answer.next_offset, True
         if waits and not last:
             self._hold_on(pull, deadline)
             return None
@@ -237,14 +234,14 @@ class PullMessageProcessor:
 
     def _code(self, pull: Pull, result: GetResult) -> ResponseCode:
         if self._role.is_master:
-            return response_code(result, pull.start)
+            return response_code(result, pull.read.offset)
         return slave_code(result.status, has_master=self._role.has_master)
 
     def _response(self, pull: Pull, result: GetResult) -> RemotingCommand:
         header, config, is_master = pull.header, self._config, self._role.is_master
         # A topic or group that has been deleted meanwhile has no flags.
         topic, group = self._topics.topics.get(header.topic), self._groups.groups.get(header.consumer_group)
-        following = result.next_offset if is_master or moves_on(result.status) else pull.start
+        following = result.next_offset if is_master or moves_on(result.status) else pull.read.offset
         ext = {
             "suggestWhichBrokerId": self._suggested(pull, result, group, following)
             if config.slave_read_enable

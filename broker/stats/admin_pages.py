@@ -32,7 +32,7 @@ from infra.observe.conditions import Condition
 from infra.observe.latest_result import LatestResult
 from infra.observe.loop_lag import LoopLag
 from infra.observe.metrics import Metrics, of_process, render
-from lifecycle.erase import Wanted, is_erase_id
+from lifecycle.erase import EraseRequest, is_erase_id
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.trim import TrimRefused
 from neve.archive.catalog.journal_reader import entries
@@ -76,7 +76,7 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("compacted_objects_total", "compacted_objects", 1, "objects whose place one made of them took"),
     ("compacted_bytes_total", "compacted_bytes", 1, "bytes of objects whose place one made of them took"),
     ("delta_commits_total", "delta_commits", 1, "commits to logs of Delta tables"),
-    ("delta_entries_behind", "delta_entries_behind", 1, "entries of the journal that no Delta table was told yet"),
+    ("delta_entries_behind", "delta_entries_behind", 1, "journal entries that the Delta tables lack"),
     ("gaps", "gaps", 1, "offset ranges recorded as lost, without erased ones"),
     ("open_names", "open_names", 1, "objects that a round named and has not published"),
     ("topics_set_aside", "topics_set_aside", 1, "topics whose messages can't be archived or expired as they are"),
@@ -214,7 +214,7 @@ class AdminPages:
             grace_ms = time_ms(grace, 0, GRACE_MAX_MS) if grace else 0
         except ValueError as error:
             return Response(400, f"grace: {error}\n".encode())
-        wanted = Wanted(topic, key, retries=not request.flag("no-retries"), grace_ms=grace_ms)
+        wanted = EraseRequest(topic, key, retries=not request.flag("no-retries"), grace_ms=grace_ms)
         run, dry_run, evict = request.query.get("id", ""), request.flag("dry-run"), request.flag("evict")
         if run and not is_erase_id(run):
             return Response(400, b"id: not one of an erasure\n")

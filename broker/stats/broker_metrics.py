@@ -51,7 +51,7 @@ def register_latencies(metrics: Metrics, sends: Histogram, pulls: Histogram) -> 
 
 def register_conditions(metrics: Metrics, conditions: Conditions) -> None:
     """Register the conditions that all pages report."""
-    text = "1 while the broker can't do what it is for: /readyz says since when, why, and what it means"
+    text = "1 while the condition lasts; /readyz has its time, cause and effect"
     metrics.labelled("condition", text, "condition", conditions.metric)
 
 
@@ -183,9 +183,9 @@ def register_following(
 def register_followed(metrics: Metrics, archive: AnyArchive) -> None:
     """Register the state of a slave that archives an Apache master's log; constant on other brokers."""
     metrics.gauge(
-        "archive_overtaken",
-        "1 while nothing is archived because the master's log went on below what is",
-        lambda: int(archive.overtaken is not None),
+        "archive_diverged",
+        "1: the followed master's log resumed below archived offsets, and archiving has stopped",
+        lambda: int(archive.divergence is not None),
     )
     metrics.gauge(
         "archive_safe_below",
@@ -232,12 +232,12 @@ def register_archive(metrics: Metrics, archive: AnyArchive, conditions: Conditio
         counter("cold_memory_hits_total", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
         gauge("cold_memory_bytes", "decoded row groups in memory", lambda: reader.cached_bytes)
     if journal is not None:
-        gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)
-        gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.fenced))
+        gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.ownership.epoch)
+        gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.ownership.fenced))
         gauge(
             "archive_online",
             "1: the store answers",
-            lambda: int((journal.online or not journal.leads) and conditions.store_away() is None),
+            lambda: int((journal.ownership.online or not journal.ownership.leads) and conditions.store_away() is None),
         )
     gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
     gauge(

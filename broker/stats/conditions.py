@@ -30,10 +30,10 @@ _SHORT_JOBS = ("state", "checkpoint", "ttl")
 _FREQUENT_JOBS = (*_SHORT_JOBS, "offload", "retention")
 
 _DISK, _NAMES, _STORE = "disk full", "name servers unreachable", "archive unreachable"
-_FENCED, _OVERTAKEN, _CLOCK = "archive fenced", "archive overtaken", "clock not trusted"
+_FENCED, _DIVERGED, _CLOCK = "archive fenced", "archive diverged", "clock not trusted"
 _MASTER, _SET = "master not followed", "broker set"
 #: All names; the conditions of a broker set share one.
-NAMES = (_DISK, _NAMES, _STORE, _FENCED, _OVERTAKEN, _CLOCK, _MASTER, _SET, EXPIRED, EXPIRES)
+NAMES = (_DISK, _NAMES, _STORE, _FENCED, _DIVERGED, _CLOCK, _MASTER, _SET, EXPIRED, EXPIRES)
 
 
 class Conditions:
@@ -111,14 +111,14 @@ class Conditions:
 
     def _of_archive(self) -> list[Condition]:
         archive = self._archive()
-        if archive.journal is not None and archive.journal.fenced:
+        if archive.journal is not None and archive.journal.ownership.fenced:
             means = "nothing is archived, deleted or evicted here; hot messages are served"
             then = "nothing by itself: one of the two has to be stopped"
             return [Condition(_FENCED, 0, "another process has taken it over", means, then)]
-        if (overtaken := archive.overtaken) is not None:
+        if (divergence := archive.divergence) is not None:
             means = "nothing is archived or expired any more, nor evicted from there on; all that is here is served"
             then = "nothing by itself: docs/beside-apache.md says what to do"
-            return [Condition(_OVERTAKEN, overtaken.since_ms, overtaken.text, means, then)]
+            return [Condition(_DIVERGED, divergence.since_ms, divergence.text, means, then)]
         if (away := self.store_away()) is not None:
             means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"
             then = "the log grows meanwhile, and once the store answers what waits is archived, oldest first"
@@ -144,7 +144,7 @@ class Conditions:
         silent = max((running.get(name, 0.0) for name in _SHORT_JOBS), default=0.0)
         if silent > _HANGING_S:
             return self._ago(silent), "the store does not answer"
-        if archive.journal.leads and not archive.journal.online:
+        if archive.journal.ownership.leads and not archive.journal.ownership.online:
             return self._boot_ms, "the store has not answered since the start"
         return None
 

@@ -43,6 +43,14 @@ def quarantined(disk: Disk, root: Path) -> Iterator[tuple[Path, bytes]]:
             yield directory / name, disk.read(directory / name)
 
 
+def remove_unfinished(disk: Disk, root: Path) -> None:
+    """Remove quarantine files that a crash left unfinished. Their messages are delivered, or quarantined, again."""
+    directory = root / _QUARANTINE
+    for name in disk.list_dir(directory) if disk.exists(directory) else ():
+        if name.startswith(".") and name.endswith(".tmp"):
+            disk.remove(directory / name)
+
+
 class TopicMissing(MessageIllegal):
     """The topic of a waiting message has been deleted."""
 

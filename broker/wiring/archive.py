@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.archiving.deletion import DoomedQueues
+from broker.archiving.deletion import PendingDeletions
 from broker.archiving.local_side import LocalSide
 from broker.archiving.pins import Pins, SetPins, WaitingMessages
-from broker.archiving.state import Tables
+from broker.archiving.restore import Tables
 from broker.clients.master_api import MasterApi
 from broker.ha.plain_slave import PlainSlave
 from broker.ha.settings import is_slave
@@ -32,7 +32,7 @@ class ArchiveParts:
     #: Pins of a member of a set; None: a single broker.
     set_pins: SetPins | None
     #: Deletions of topics that a set has not confirmed; None: a single broker.
-    doomed: DoomedQueues | None
+    pending_deletions: PendingDeletions | None
     #: Synchronization of tables with a master; None: this broker never has one.
     synchronize: SlaveSynchronize | None
     #: Slave of an Apache master without a controller; None: this broker is not one.
@@ -80,7 +80,7 @@ def make_archive(
         pins,
         runtime.clock,
         runtime.disk,
-        runtime.outside,
+        runtime.environment,
         broker_set=None if membership is None else membership.admission,
         follows=is_slave(config),
         journal=storage.journal,
@@ -89,7 +89,7 @@ def make_archive(
         opened=opened,
         local_side=local_side,
         set_pins=set_pins,
-        doomed=None if membership is None else DoomedQueues(store, storage.replication),
+        pending_deletions=None if membership is None else PendingDeletions(store, storage.replication),
         synchronize=synchronize,
         plain_slave=slave,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.archiving.archive import AnyArchive
-from broker.archiving.tombstone import Tombstones
+from broker.archiving.deletion import Tombstones
 from neve.archive.catalog.catalog import Catalog
 
 

@@ -11,6 +11,7 @@ from broker.ha.plain_slave import refuse_slaves
 from broker.importing.store_import import refuse_unfinished_import
 from broker.loading import add_system_tables, check_directory, load_all, recover_log, refuse_members
 from broker.promotion.promotion import refused
+from broker.waiting.delivery import remove_unfinished
 from broker.wiring.parts import Parts
 from infra.process.startup import StartupError
 
@@ -57,6 +58,7 @@ class BrokerRecovery:
     def _open_log(self) -> None:
         try:
             self._recover_log()
+            remove_unfinished(self._disk, self._config.root)
         except BaseException:
             self._store.shutdown()
             raise

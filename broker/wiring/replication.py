@@ -75,7 +75,7 @@ def _make_change_of_role(
     membership = storage.membership
     if membership is None:
         return None
-    assert archive.synchronize is not None and archive.doomed is not None
+    assert archive.synchronize is not None and archive.pending_deletions is not None
     state = (tables.topics, tables.groups, tables.offsets, tables.modes, messages.schedule, messages.pops)
     return ChangeOfRole(
         storage.store,
@@ -87,7 +87,7 @@ def _make_change_of_role(
         pops=messages.pops,
         timers=messages.timers,
         transactions=messages.transactions,
-        doomed=archive.doomed,
+        pending_deletions=archive.pending_deletions,
         register_soon=service.registration_wanted.set,
         files=[table.file for table in state],
         go_on=archive.opened.go_on,

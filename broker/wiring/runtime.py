@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.archiving.outside import Outside
+from broker.archiving.environment import Environment
 from broker.config import BrokerConfig
 from broker.intake.disk_mark import used_ratio
 from broker.life import BrokerLife
@@ -43,12 +43,12 @@ class Runtime:
         return self.machine.disk
 
     @property
-    def outside(self) -> Outside:
-        return self.machine.outside
+    def environment(self) -> Environment:
+        return self.machine.environment
 
     @property
     def threads(self) -> Threads:
-        return self.machine.outside.threads
+        return self.machine.environment.threads
 
     def used_ratio(self) -> float:
         """Return the used share of the data directory's disk."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from access.wiring import make_server
 from broker import kept_config
 from broker.archiving.deletion import TopicDeletion
+from broker.archiving.restore import Tables
 from broker.intake.express_lane import ExpressSend
 from broker.kept_config import KeptConfig
 from broker.requests.end_transaction import EndTransactionProcessor
@@ -132,14 +133,12 @@ def _make_topic_deletion(parts: Parts) -> TopicDeletion:
         journal=storage.journal,
         sync_log=storage.flusher.flush_now,
         tombstones=archive.opened.tombstones,
-        topics=tables.topics,
-        groups=tables.groups,
-        offsets=tables.offsets,
+        tables=Tables(tables.topics, tables.groups, tables.offsets),
         retry_names=tables.retry_names,
         pops=parts.messages.pops,
         arriving=parts.service.arriving,
         registration=parts.replicas.registration,
-        doomed=archive.doomed,
+        pending_deletions=archive.pending_deletions,
         threads=runtime.threads,
     )
 

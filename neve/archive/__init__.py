@@ -89,7 +89,7 @@ def dataset(
     try:
         from neve.archive.catalog.journal_reader import catalogs  # noqa: PLC0415
         from neve.archive.read.selection import Selection, choose, instant_ms  # noqa: PLC0415
-        from neve.archive.read.topic_dataset import Bodies, RowFilter, topic_dataset  # noqa: PLC0415
+        from neve.archive.read.topic_dataset import BodyForm, RowFilter, topic_dataset  # noqa: PLC0415
         from neve.archive.store.source import open_source  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         raise _explained(missing) from None
@@ -98,7 +98,7 @@ def dataset(
         raise FileNotFoundError(f"topic {topic} is not in this archive")
     selection = Selection(instant_ms(start), instant_ms(end), _frozen(queues), *offsets)
     wanted = RowFilter(selection, _frozen(tags), _frozen(keys))
-    given = Bodies(bodies == "inflated", on_error == "stop", max_body)
+    given = BodyForm(bodies == "inflated", on_error == "stop", max_body)
     return topic_dataset(choose(known, topic, selection), topic, store, wanted, given)
 
 

@@ -12,7 +12,7 @@ from neve.cli.output import emit, output_option, say, size_text, store_option
 from neve.units import duration_text
 
 if TYPE_CHECKING:
-    from neve.archive.policy.cost import Cost, Prices, Setting, Traffic
+    from neve.archive.policy.cost import DailyTraffic, MonthlyCost, Prices, Setting
 
 COLUMNS = (
     "topic", "archiveMaxAge", "compaction", "replicas", "objects_a_day", "objects", "puts", "gets", "stored", "local",
@@ -113,17 +113,17 @@ def _prices(file: BinaryIO | None) -> Prices:
         raise click.BadParameter(f"{file.name}: {error}", param_hint="--prices") from error
 
 
-def _given(topic: str | None, given: dict[str, Any]) -> list[Traffic]:
-    from neve.archive.policy.cost import Traffic
+def _given(topic: str | None, given: dict[str, Any]) -> list[DailyTraffic]:
+    from neve.archive.policy.cost import DailyTraffic
 
     if given["message_bytes"] is None:
         raise click.UsageError("--messages needs --message-bytes")
     count, messages = given["topics"], given["messages"]
     names = [topic or "topic"] if count == 1 else [f"{topic or 'topic'}-{number}" for number in range(1, count + 1)]
-    return [Traffic(name, messages, messages * given["message_bytes"], given["ratio"]) for name in names]
+    return [DailyTraffic(name, messages, messages * given["message_bytes"], given["ratio"]) for name in names]
 
 
-def _seen(store: str | None, broker: str | None, topic: str | None, days: float) -> list[Traffic]:
+def _seen(store: str | None, broker: str | None, topic: str | None, days: float) -> list[DailyTraffic]:
     from neve.archive.catalog.journal_reader import catalogs
     from neve.archive.policy.cost import traffic_seen
     from neve.cli.store import open_source
@@ -156,7 +156,7 @@ def _settings(given: dict[str, Any]) -> Iterator[Setting]:
                 )
 
 
-def _row(one: Cost, setting: Setting, prices: Prices) -> dict[str, Any]:
+def _row(one: MonthlyCost, setting: Setting, prices: Prices) -> dict[str, Any]:
     import msgspec
 
     return {
@@ -186,7 +186,7 @@ def _as_text(row: dict[str, Any], prices: Prices) -> dict[str, Any]:
     }
 
 
-def _header(traffic: Sequence[Traffic], prices: Prices) -> str:
+def _header(traffic: Sequence[DailyTraffic], prices: Prices) -> str:
     from neve.archive.policy.cost import Prices
 
     messages, wire = sum(one.messages for one in traffic), sum(one.wire_bytes for one in traffic)

@@ -33,7 +33,7 @@ def schema(
     from neve.archive.catalog.journal_reader import catalogs
     from neve.archive.read.body_fields import COLUMNS, BodyFields, sampled
     from neve.archive.read.selection import Selection, choose
-    from neve.archive.read.topic_dataset import Bodies, RowFilter, topic_dataset
+    from neve.archive.read.topic_dataset import BodyForm, RowFilter, topic_dataset
     from neve.cli.store import open_source
     from neve.record.bodies import INFLATED_LENGTH_MAX
 
@@ -44,7 +44,7 @@ def schema(
     chosen = list(choose(known, topic, selection))
     rows = sum(one.name.row_groups[at].rows for one in chosen for at in one.groups)
     some = chosen if whole else sampled(chosen, sample)
-    bodies = topic_dataset(some, topic, store, RowFilter(selection), Bodies(True, False, INFLATED_LENGTH_MAX))
+    bodies = topic_dataset(some, topic, store, RowFilter(selection), BodyForm(True, False, INFLATED_LENGTH_MAX))
     found = BodyFields()
     for batch in bodies.to_batches(columns=list(COLUMNS)):
         found.add(batch.to_pylist())

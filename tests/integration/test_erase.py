@@ -348,7 +348,7 @@ async def test_start_hides_erased_rows_after_a_crash_before_hiding(tmp_path: Pat
     async with running(tmp_path / "data", *settings) as (broker, connection):
         await fill(connection)
         assert isinstance(broker.archive, Archive)
-        broker.archive.lifecycle.hot_erasure._is_of = lambda: 0  # The hiding job does not run again.
+        broker.archive.lifecycle.hot_erasure._described_below = lambda: 0  # The hiding job does not run again.
         with failpoint.armed("erase.before_hide"):
             lines = await post(broker, topic="T", key="who")
         assert "certificate" not in {line.get("event") for line in lines}

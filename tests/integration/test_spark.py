@@ -21,7 +21,7 @@ from infra.disk.filesystem import RealDisk
 from infra.failpoint import FailpointError
 from infra.objects import minio
 from infra.objects.open import open_store
-from lifecycle.erase import Wanted
+from lifecycle.erase import EraseRequest
 from neve import spark as neve_spark
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.keys import journal_key
@@ -261,7 +261,7 @@ def test_erasure_between_plan_and_read_duplicates_no_row(servers: tuple[Any, dic
         assert rows[0] == rows[1]
         (made,) = catalogs(open_store(url))["b"].objects("orders")
         assert made.rows == len(rows[1])
-        assert lifecycle.erase.now(Wanted("orders", "k7"))["rows"] == 2 * objects
+        assert lifecycle.erase.now(EraseRequest("orders", "k7"))["rows"] == 2 * objects
         left = neve_spark.read_topic(spark, "orders", store=url).collect()
         kept = [row for row in rows[1] if row[1] % each != 7]
         assert sorted((row.queue_id, row.queue_offset, bytes(row.body)) for row in left) == kept

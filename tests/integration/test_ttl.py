@@ -88,7 +88,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
             monkeypatch.setenv(name, value)
         store = MovedClock(open_store(server.url("archive", "run")), clock)
         journal = JournalWriter(store, "", "b", hot.log_uuid, local=tmp_path / "tier", disk=RealDisk(), clock=clock)
-        journal.attach(hot.max_physical_offset)
+        journal.ownership.attach(hot.max_physical_offset)
         policy = Policy(ttl_hours=lambda topic: 1, grace_ms=GRACE)
         life = Life(
             clock,

@@ -188,14 +188,14 @@ def test_slave_stops_archiving_when_the_master_lost_archived_messages(tmp_path: 
         master.kill()
         loses(master.directory / "store", FILE_SIZE // 2, FILE_SIZE)
         master.start()
-        wait_until(lambda: slave.metric("neve_archive_overtaken") == 1, "the slave sees it", _CHANGE_S)
+        wait_until(lambda: slave.metric("neve_archive_diverged") == 1, "the slave sees it", _CHANGE_S)
         send(master, 30, 190_000)
         catches_up(master.broker)
         assert read(slave.broker, 30) == read(master.broker, 30)
         assert read(slave.broker, 30) != originals[:30]
         slave.stop()
         slave.start()
-        assert slave.metric("neve_archive_overtaken") == 1
+        assert slave.metric("neve_archive_diverged") == 1
         assert "the master lost its log above" in slave.get("/readyz")
         assert "the master lost its log above" in json.dumps(slave.post("/archive/offload?roll=1"))
         assert json.loads(slave.get("/archive/status"))["objects"] == archived

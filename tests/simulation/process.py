@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from broker.archiving.outside import Outside
+from broker.archiving.environment import Environment
 from broker.archiving.restore import Restore
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
@@ -91,11 +91,11 @@ async def _at_once(work: Callable[[], T], seconds: float) -> T:
     return work()
 
 
-def outside(
+def make_environment(
     make_worker: Callable[[], AnyWorker], open_store: Callable[[], FaultyStore], is_crowded: Callable[[], bool]
-) -> Outside:
+) -> Environment:
     """Return the archive's environment: the caller's thread, and the simulated store."""
-    return Outside(
+    return Environment(
         threads=InLine(),
         bounded=_at_once,
         ask_loop=_InLine,
@@ -109,10 +109,16 @@ class Process:
     """A process that is not started yet; `start` may raise StartupError or die."""
 
     def __init__(
-        self, disk: SimDisk, clock: ManualClock, config: BrokerConfig, outside: Outside, *, restore: bool = False
+        self,
+        disk: SimDisk,
+        clock: ManualClock,
+        config: BrokerConfig,
+        environment: Environment,
+        *,
+        restore: bool = False,
     ) -> None:
         self.pinned: int | None = None
-        machine = Machine(clock=clock, disk=disk, outside=outside, check_port=_is_free)
+        machine = Machine(clock=clock, disk=disk, environment=environment, check_port=_is_free)
         restoring = Restore(config, disk) if restore else None
         self.broker = BrokerController(config, machine, restoring, store_config=_small_store, pins=_Pins(self))
         self.store = self.broker.store

@@ -22,7 +22,7 @@ from infra.clock import ManualClock
 from infra.failpoint import FailpointError
 from infra.objects.store import ObjectStoreError
 from infra.process.startup import StartupError
-from lifecycle.erase import Wanted
+from lifecycle.erase import EraseRequest
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import CheckpointsGone, following, read_catalog
@@ -35,7 +35,7 @@ from tests.simulation import invariants, traffic
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.messaging import foreign
 from tests.simulation.model import JournalModel, Message, StorageModel
-from tests.simulation.process import BROKER, Killed, Process, outside, queues_of
+from tests.simulation.process import BROKER, Killed, Process, make_environment, queues_of
 from tests.simulation.workers import AnyWorker, InProcessWorker, Row, SimulatedWorker
 from tiered.journal.errors import Fenced
 
@@ -102,7 +102,7 @@ class StorageWorld:
         self.decoded: dict[str, tuple[bytes, list[Row]]] = {}
         self.crowded = False
         self.process: Process
-        self._machine = outside(self._make_worker, lambda: self.bucket_store, lambda: self.crowded)
+        self._machine = make_environment(self._make_worker, lambda: self.bucket_store, lambda: self.crowded)
 
     def _make_config(self) -> BrokerConfig:
         pick = self.random.choice
@@ -237,7 +237,7 @@ class StorageWorld:
         covered = self.model.with_key(topic, traffic.ERASED_KEY)
 
         def erase() -> str:
-            told.append(self.process.lifecycle.erase.now(Wanted(topic, traffic.ERASED_KEY, grace_ms=grace_ms)))
+            told.append(self.process.lifecycle.erase.now(EraseRequest(topic, traffic.ERASED_KEY, grace_ms=grace_ms)))
             return f"{told[0]['rows']} rows, complete: {told[0]['complete']}, {told[0]['not_erased']}"
 
         unreadable = self.random.choice(("never", "never", "at all", "while it hides"))
@@ -315,7 +315,7 @@ class StorageWorld:
 
     def _read(self) -> None:
         """Read the archive, from its begin or from an earlier position; meanwhile the journal may be truncated."""
-        shorter = [self.random.randrange(40)] if self.process.journal.online else []
+        shorter = [self.random.randrange(40)] if self.process.journal.ownership.online else []
         source = self.quiet_store()
 
         def meanwhile(verb: str, key: str) -> None:
@@ -545,7 +545,7 @@ class StorageWorld:
         self.process = process
         self.model.log_end = max(self.model.log_end, process.store.max_physical_offset)
         self.model.promised_end = process.store.max_physical_offset
-        state = "online" if process.journal.online else "offline"
+        state = "online" if process.journal.ownership.online else "offline"
         self.tell(f"started {state}, the log ends at {process.store.max_physical_offset}")
         self._end_deletions()
 
@@ -562,7 +562,7 @@ class StorageWorld:
 
     def _back_up(self) -> None:
         self._flush()
-        if self.process.store.failed is not None or not self.process.journal.online:
+        if self.process.store.failed is not None or not self.process.journal.ownership.online:
             return  # A copy from before the store was configured is rejected once its archive has advanced.
         self.tell("the data directory is copied")
         self.backups.append(Backup(self.disk.copy(), self.process.store.log_uuid, self.deletions))
@@ -587,7 +587,7 @@ class StorageWorld:
 
     def _fork(self) -> None:
         """Start another process with this broker's identity, at once or in the middle of a job."""
-        if self.bucket_store.is_faulty or not self.process.journal.online:
+        if self.bucket_store.is_faulty or not self.process.journal.ownership.online:
             return
         self.fork_in = self.random.randrange(12)
         self.tell(f"another process will take over in {self.fork_in} requests")
@@ -621,7 +621,7 @@ class StorageWorld:
         zombie_disk = self.disk
         self.disk = zombie_disk.copy()
         self._start(kept=self.model.promised_end)
-        assert self.process.journal.online
+        assert self.process.journal.ownership.online
         if self.random.random() < 0.5:
             self._sleep_for_long()
         self.busy, self.alone = busy, busy

@@ -26,7 +26,7 @@ VERSION = 1
 _ADDED_MIN = 1 << 16  # bytes of additions before a new snapshot, at least
 
 
-class Identity(msgspec.Struct):
+class ArchiveIdentity(msgspec.Struct):
     """The snapshot.
 
     `log_uuid` ties it to the log beside it: another log under the same broker name may not write the archive.
@@ -61,12 +61,12 @@ class IdentityFile:
         self._serial = 0
         self._room = 0  # bytes that may be added before the next snapshot; negative: it is due
 
-    def read(self) -> Identity | None:
+    def read(self) -> ArchiveIdentity | None:
         """Return the snapshot with all additions; None before the first one. Raises NewerFormat."""
         self._disk.make_dirs(self._directory)
         if not self._disk.exists(self._whole):
             return None
-        identity = msgspec.msgpack.decode(self._disk.read(self._whole), type=Identity)
+        identity = msgspec.msgpack.decode(self._disk.read(self._whole), type=ArchiveIdentity)
         if identity.version > VERSION:
             raise NewerFormat(f"{self._whole} has format {identity.version}: this program knows up to {VERSION}")
         self._serial, self._room = identity.serial, -1
@@ -74,7 +74,7 @@ class IdentityFile:
             self._add_since(identity)
         return identity
 
-    def _add_since(self, identity: Identity) -> None:
+    def _add_since(self, identity: ArchiveIdentity) -> None:
         data, sound = self._disk.read(self._since), 0
         for serial, content, sound in frames(data):  # noqa: B007 - logged below
             if serial == identity.serial:
@@ -100,7 +100,7 @@ class IdentityFile:
         self._disk.fdatasync(self._since)
         self._room = room
 
-    def write(self, identity: Identity) -> None:
+    def write(self, identity: ArchiveIdentity) -> None:
         """Write a snapshot that contains all additions; it is durable on return."""
         self._room = -1
         identity.serial = self._serial = self._serial + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Expire, Intent
 from tiered.journal.errors import ArchiveRefused
-from tiered.journal.identity import Identity, IdentityFile, Since
+from tiered.journal.identity import ArchiveIdentity, IdentityFile, Since
 from tiered.journal.local_journal import renamed
 from tiered.journal.named_topics import NamedTopics
 
@@ -29,7 +29,7 @@ class KnownArchive:
         self.offline_from: int | None = None  # the log's end at the first start without a reachable store
         self._wanted = 0
 
-    def load(self) -> Identity | None:
+    def load(self) -> ArchiveIdentity | None:
         """Load the identity; None if there never was one. Raises ArchiveRefused if it is another broker's."""
         identity = self._file.read()
         if identity is None:
@@ -83,7 +83,7 @@ class KnownArchive:
     def save(self, epoch: int) -> None:
         """Write a snapshot of the current knowledge; durable on return."""
         self.high = max(self.high, self._catalog.rounds.intent_end)
-        identity = Identity(
+        identity = ArchiveIdentity(
             self.broker,
             self.own_uuid,
             epoch,

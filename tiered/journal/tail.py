@@ -34,7 +34,7 @@ from neve.archive.catalog.journal_reader import (
 )
 from neve.archive.catalog.topic_parts import topics_in
 from neve.archive.format import keys
-from neve.archive.format.checkpoint import CheckpointHead, PackName, Place, decode_checkpoint
+from neve.archive.format.checkpoint import CheckpointHead, PackName, PartPlace, decode_checkpoint
 from neve.archive.format.envelope import Damaged
 from neve.archive.format.journal import (
     NO_CHECKPOINT,
@@ -45,7 +45,7 @@ from neve.archive.format.journal import (
     decode_entry,
     encode_entry,
 )
-from neve.entropy import Entropy, unique_name
+from neve.entropy import system_entropy, unique_name
 from tiered.journal.errors import ArchiveRefused
 from tiered.journal.local_journal import LocalJournal, OtherBroker, renamed
 
@@ -55,11 +55,9 @@ TRIES = 8
 class JournalTail:
     """The journal up to `catalog.next_seq`. Used by one thread at a time; the catalog has concurrent readers."""
 
-    def __init__(  # noqa: PLR0917
-        self, store: ObjectStore, prefix: str, broker: str, local: LocalJournal, clock: Clock, entropy: Entropy
-    ) -> None:
+    def __init__(self, store: ObjectStore, prefix: str, broker: str, local: LocalJournal, clock: Clock) -> None:
         self.store, self.prefix, self.broker = store, prefix, broker
-        self.writer = unique_name(entropy)  # identifies this process in its entries
+        self.writer = unique_name(system_entropy)  # identifies this process in its entries
         self.catalog = Catalog()
         self.aborted: set[str] = set()  # keys that an ABORT closed, which must not be planned again
         self._local, self._clock = local, clock
@@ -158,7 +156,7 @@ class JournalTail:
         """Copy the packs of a checkpoint that are not stored locally, and verify them. Raises Damaged, NotFound."""
         sizes = found.sizes()
         missing = {name for name, size in sizes.items() if not self._local.has_pack(name, size)}
-        parts: dict[PackName, list[Place]] = {}
+        parts: dict[PackName, list[PartPlace]] = {}
         for row in found.rows() if missing else ():
             for place in row.places:
                 if place.pack in missing:

@@ -1,68 +1,29 @@
-"""The writer of a broker's journal: it owns the archive, and decides which entries may be appended.
-
-With the local copy (`local_journal`) a broker starts while the store is unreachable: it knows its archive's end, serves
-hot traffic, and takes its EPOCH when the store answers. A store whose journal contradicts the copy is another store and
-is refused. `state` defines the states of the writer.
-"""
+"""The writer of a broker's journal: it decides which entries may be appended, and `ownership` whether any may."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeGuard
 
 from infra import failpoint
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
-from infra.objects.probe import probe
-from infra.objects.store import ObjectStore, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from infra.objects.store import ObjectStore, ObjectStoreError, UnknownOutcome
 from neve.archive.catalog.catalog import Catalog
-from neve.archive.catalog.journal_reader import entry_exists
-from neve.archive.format.journal import AnyEntry, EntriesDeleted, Epoch, Erase, Expire, Forget, Intent, NewerFormat
-from neve.entropy import Entropy, system_entropy
+from neve.archive.format.journal import AnyEntry, EntriesDeleted, Erase, Expire, Forget, Intent
 from tiered.journal.checkpoints import CHECKPOINT_ENTRIES, Checkpoints
-from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster, WouldLoseRows
-from tiered.journal.identity import Identity, IdentityFile
+from tiered.journal.errors import WouldLoseRows
+from tiered.journal.identity import IdentityFile
 from tiered.journal.known_archive import KnownArchive
 from tiered.journal.local_journal import LocalJournal
 from tiered.journal.log_name import LogName, Proof
+from tiered.journal.ownership import WAY_OUT, Ownership
 from tiered.journal.shortening import Shortening
-from tiered.journal.state import Event, JournalState, State
-from tiered.journal.store_format import check_format
-from tiered.journal.tail import TRIES, JournalTail
+from tiered.journal.tail import JournalTail
 
 log = logging.getLogger(__name__)
-
-
-_ALONE = 0  # the master epoch of a broker outside a broker set
-#: The remedy if the archive is another data directory's.
-WAY_OUT = "bring that data directory back, use --restore-from with an empty one, or use another brokerName"
-_NO_MASTER = "this member is not the master of its set"
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """The offsets from which the broker resumes before its first send."""
-
-    online: bool
-    epoch: int
-    resume_at: int | None  # the log resumes at the first segment border at or above this; None if it continues
-    queue_next: dict[tuple[str, int], int]  # lower bounds for the next offset of each queue
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """The conditions under which an EPOCH is taken."""
-
-    log_end: int | None = None  # set before the first send
-    from_any_owner: bool = False
-    master_epoch: int = _ALONE  # of this broker in its set
-    may_resume_above: bool = False  # if the archive names more than the log had at the promotion
-    before: Callable[[], None] | None = None  # called after all checks have passed
 
 
 class JournalWriter:
@@ -80,7 +41,6 @@ class JournalWriter:
         clock: Clock,
         cluster: str = "DefaultCluster",
         checkpoint_entries: int = CHECKPOINT_ENTRIES,
-        entropy: Entropy = system_entropy,
         proof: Proof | None = None,
         way_out: str = WAY_OUT,
     ) -> None:
@@ -89,49 +49,24 @@ class JournalWriter:
         `proof` compares the logs of a broker set's member; `way_out` is the remedy in a refusal.
         """
         self.store, self.prefix, self.broker = store, prefix, broker
-        self._cluster, self._entropy = cluster, entropy
         copy = LocalJournal(local, disk)
-        self._tail = JournalTail(store, prefix, broker, copy, clock, entropy)
+        self._tail = JournalTail(store, prefix, broker, copy, clock)
         self._known = KnownArchive(IdentityFile(local, disk), self._tail.catalog, broker, log_uuid)
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._shortening = Shortening(self._tail, checkpoint_entries)
-        self._state = JournalState()
-        self._way_out = way_out
         self.named = self._known.named  # its marks precede plans: see `append`
         self.log_name = LogName(self._known, proof)
         # The number of a put with unknown outcome: its entry may still appear until another one has that number.
         self._open_at = -1
-        self._promoted_at = 0  # the log's end at the promotion
-        self._role: int | None = _ALONE  # the master epoch of this broker as last set; None if it is not the master
-        self._met: int | None = _ALONE  # the role that the state reflects
-        self._why_follower = _NO_MASTER
-        self.epoch = 0  # our own once it is taken, before that of the last start
-        self._lock = threading.RLock()
-
-    @property
-    def state(self) -> State:
-        """The current state."""
-        return self._state.now
-
-    @property
-    def online(self) -> bool:
-        """Whether entries may be appended."""
-        return self._state.now is State.ONLINE and self._role == self._met
-
-    @property
-    def fenced(self) -> bool:
-        """Whether another process has taken the archive over."""
-        return self._state.now in {State.FENCED, State.DEPOSED} and self._role == self._met
-
-    @property
-    def leads(self) -> bool:
-        """Whether this broker writes the archive: it is outside a broker set, or the master of one."""
-        return self._role is not None
-
-    @property
-    def master_epoch(self) -> int | None:
-        """The master epoch of this broker; 0 outside a broker set, None if it follows."""
-        return self._role
+        self.ownership = Ownership(
+            self._tail,
+            self._known,
+            self.log_name,
+            cluster=cluster,
+            catch_up_entries=checkpoint_entries // 2,
+            way_out=way_out,
+        )
+        self._lock = self.ownership.lock
 
     @property
     def log_uuid(self) -> str:
@@ -153,241 +88,6 @@ class JournalWriter:
         """The keys that an ABORT closed, which must not be planned again."""
         return self._tail.aborted
 
-    # ---- start
-
-    @property
-    def reaches(self) -> int:
-        """The highest log offset that the archive names or may name soon."""
-        return max(self.catalog.rounds.intent_end, self._known.high)
-
-    def attach(self, log_end: int, *, is_copy: bool = False) -> ResumePoint:
-        """Determine, before the first send, whose archive this is and where the local log resumes.
-
-        With `is_copy` the log is a copy of another one and continues as that does. Raises ArchiveRefused.
-        """
-        with self._lock:
-            self._state.happens(Event.ATTACH)
-            identity = self._load()
-            if identity is None:
-                probe(self.store, self._entropy)
-                self._take_over(_Claim(log_end))
-            else:
-                if identity.log_uuid != self._known.own_uuid:
-                    self._state.happens(Event.REFUSED)
-                    raise ArchiveRefused(self._refusal(identity.high))
-                self._try_take_over(log_end)
-            return self._resume_point(identity, log_end, is_copy=is_copy)
-
-    def attach_restoring(self, claim: Callable[[], None], *, take_over: bool) -> None:
-        """Take an archive over for a restore; its previous owner is fenced from then on.
-
-        Args:
-            claim: called after all checks have passed, right before the EPOCH.
-            take_over: if false, only an archive that an earlier attempt of the same restore took over is accepted.
-
-        Raises:
-            ArchiveRefused: there is nothing to restore.
-            StoreUnavailable: the store does not answer.
-        """
-        with self._lock:
-            self._state.happens(Event.RESTORE)
-            self._load()
-            if not entry_exists(self.store, self.broker, self.prefix)(0):
-                self._state.happens(Event.REFUSED)
-                raise ArchiveRefused(f"there is no archive of broker {self.broker}: nothing to restore from")
-            probe(self.store, self._entropy)
-            self._take_over(_Claim(from_any_owner=take_over, before=claim))
-
-    def attach_following(self, why: str = _NO_MASTER) -> None:
-        """Start as a member of a broker set from the local copy; the store is contacted by the first job.
-
-        `why` is the error text of appends.
-        """
-        with self._lock:
-            self._role, self._met, self._why_follower = None, None, why
-            self._state.happens(Event.FOLLOW)
-            self._load()
-
-    def ensure_online(self) -> None:
-        """Take the EPOCH if the start or a promotion could not; called at the start of each job."""
-        with self._lock:
-            self._meet_role()
-            if not self.online:
-                self._probe_as_member()
-                self._take_over(_Claim(master_epoch=self._met or _ALONE))
-
-    def renew_epoch(self) -> None:
-        """Take a further EPOCH, so that objects that an ABORT closed can be planned under another epoch."""
-        with self._lock:
-            self.follow()
-            self._meet_role()
-            if not self.online:
-                raise Fenced(self._fence_text())
-            self._take_over(_Claim(master_epoch=self._met or _ALONE))
-
-    # ---- role, in a broker set
-
-    def become_slave(self, why: str = _NO_MASTER) -> None:
-        """Follow the master's entries from now on. Callable from any thread; a running request may still complete.
-
-        `why` is the error text of appends.
-        """
-        self._why_follower = why
-        self._role = None
-
-    def become_master(self, master_epoch: int, log_end: int) -> None:
-        """Write the archive once the EPOCH is taken. Callable from any thread.
-
-        The log ends at `log_end`, and no message was appended since the promotion.
-        """
-        assert master_epoch > _ALONE, "the epochs of broker sets begin at 1"
-        self._promoted_at = log_end
-        self._role = master_epoch
-
-    def resume_above(self) -> ResumePoint:
-        """Take the EPOCH of a new master whose log may lack archived messages; return where its log resumes.
-
-        Raises as `ensure_online`; then nothing may be appended to the log yet.
-        """
-        with self._lock:
-            self._meet_role()
-            if not self.online:
-                self._probe_as_member()
-                self._take_over(_Claim(master_epoch=self._met or _ALONE, may_resume_above=True))
-            return self._resume_point(None, self._promoted_at)
-
-    def _meet_role(self) -> None:
-        """Apply the role that was set meanwhile. Raises Fenced or NotMaster if it does not allow appends."""
-        if self._role != self._met:
-            self._met = self._role
-            self._state.happens(Event.FOLLOW if self._met is None else Event.LEAD)
-        if self.fenced:
-            raise Fenced(self._fence_text())
-        if self._met is None:
-            raise NotMaster(f"archive of {self.broker}: {self._why_follower}")
-
-    def _probe_as_member(self) -> None:
-        """Probe the store, which a member's start does not contact."""
-        if self._met != _ALONE and self.epoch == 0:
-            probe(self.store, self._entropy)
-
-    def _is_of_this_log(self) -> bool:
-        """Return whether the archive is of the local log, by its name or its content."""
-        if self.log_name.take(self.catalog):
-            self._known.save(self.epoch)
-        return self.log_name.is_of(self.catalog, self._met)
-
-    # ---- ownership
-
-    def _load(self) -> Identity | None:
-        try:
-            identity = self._known.load()
-            self._tail.replay()
-        except (ArchiveRefused, NewerFormat):
-            self._state.happens(Event.REFUSED)
-            raise
-        if identity is not None:
-            self.epoch = identity.epoch
-        return identity
-
-    def _try_take_over(self, log_end: int) -> None:
-        """Take the archive over; if the store is unreachable, record the log's end and start without it."""
-        try:
-            self._take_over(_Claim(log_end))
-        except (StoreUnavailable, UnknownOutcome) as error:
-            log.error("archive store unreachable, serving hot traffic only: error=%s", error)
-            self._state.happens(Event.NO_ANSWER)
-            self._known.start_offline(log_end)
-            self._known.save(self.epoch)
-
-    def _take_over(self, claim: _Claim) -> None:
-        for _ in range(TRIES):
-            try:
-                self._tail.confirm_copy(of_one_name=self._met == _ALONE and not claim.from_any_owner)
-                self._tail.catch_up(self._checkpoints.period // 2)
-                self._tail.follow()
-                self._check_owner(claim)
-            except (ArchiveRefused, NewerFormat):
-                self._state.happens(Event.REFUSED)
-                raise
-            self._meet_role()  # it may have changed meanwhile
-            if claim.master_epoch != self._met:
-                raise NotAttached(f"archive of {self.broker}: this member has another master epoch by now")
-            if self._met != _ALONE and self.catalog.master_epoch > claim.master_epoch:
-                self._fence()
-            if claim.before is not None:
-                claim.before()
-            self.epoch = self.catalog.epoch + 1
-            self._known.save(self.epoch)
-            entry = Epoch(
-                owner=self.writer,
-                log_uuid=self._known.log_uuid,
-                broker=self.broker,
-                master_epoch=claim.master_epoch,
-            )
-            with contextlib.suppress(EntriesDeleted):  # treated as another writer's entry
-                if self._tail.put_next(entry, self.epoch):
-                    self._epoch_won()
-                    return
-        raise UnknownOutcome(f"archive of {self.broker}: no EPOCH won in {TRIES} tries; is another broker starting?")
-
-    def _epoch_won(self) -> None:
-        self._state.happens(Event.EPOCH_WON)
-        self._known.heard = self.epoch
-        if self._met != _ALONE:
-            self._known.forget_pending()
-            self._known.save(self.epoch)
-        if self._known.offline_from is not None:
-            self._known.offline_from = None
-            self._known.save(self.epoch)
-        log.info("archive of %s: epoch %d at entry %d", self.broker, self.epoch, self.catalog.next_seq - 1)
-
-    def _check_owner(self, claim: _Claim) -> None:
-        check_format(self.store, self.prefix, self._cluster)
-        known, catalog, end = self._known, self.catalog, self.catalog.rounds.intent_end
-        if catalog.epoch < known.least_epoch:
-            raise ArchiveRefused(self._tail.other_store(f"epoch {known.least_epoch}"))
-        if not claim.from_any_owner and not self._is_of_this_log():
-            raise ArchiveRefused(self._refusal(end))
-        is_new = catalog.master_epoch < claim.master_epoch
-        if is_new and end > self._promoted_at and not claim.may_resume_above:
-            raise ArchiveRefused(
-                f"the archive of {self.broker} reaches {end}, and this member became the master with a log that ended "
-                f"at {self._promoted_at}: it was elected without what its set had archived"
-            )
-        if catalog.master_epoch and claim.master_epoch == _ALONE and not claim.from_any_owner:
-            raise ArchiveRefused(
-                f"the archive of {self.broker} is a broker set's, in its master epoch {catalog.master_epoch}: start "
-                "this broker as a member of it, or use --restore-from with an empty data directory"
-            )
-        if known.may_have_given_again(claim.log_end):
-            raise ArchiveRefused(
-                f"archive of broker {self.broker} reaches {end}, which this older copy of its data directory "
-                f"never knew: it went on from {known.offline_from} without its store and may have given the "
-                "same offsets again. Read what is new out of it, then use --restore-from with an empty directory"
-            )
-
-    def _refusal(self, high: int) -> str:
-        return f"archive of broker {self.broker} reaches {high} and belongs to another data directory: {self._way_out}"
-
-    def _resume_point(self, identity: Identity | None, log_end: int, *, is_copy: bool = False) -> ResumePoint:
-        high = max(self.catalog.rounds.intent_end, identity.high if identity else 0)
-        following = {
-            (topic, queue): last + 1
-            for topic, named in self.named.everything().items()
-            for queue, last in named.items()
-        }
-        resume_at = high if log_end < high and not is_copy else None
-        if resume_at is not None:
-            log.error(
-                "log resumes above the archive: messages between and in no committed object are lost and become a GAP: "
-                "broker=%s log_end=%d archive_end=%d",
-                self.broker,
-                log_end,
-                high,
-            )
-        return ResumePoint(self.online, self.epoch, resume_at, following)
-
     # ---- append
 
     def append(self, entry: AnyEntry, *, plan: int | None = None, master_epoch: int | None = None) -> int:
@@ -406,26 +106,22 @@ class JournalWriter:
             UnknownOutcome: the entry may be in the journal or not.
         """
         with self._lock:
-            self._meet_role()
-            if not self.online:
-                raise NotAttached(f"archive of {self.broker}: no EPOCH yet")
-            if master_epoch not in {None, self._met}:
-                raise NotAttached(f"archive of {self.broker}: planned under another master epoch; the job starts again")
+            self.ownership.require(master_epoch)
             if _names_offsets(entry) or (isinstance(entry, Expire) and plan is not None):
                 # The offsets are durable locally before the entry can be in the journal, so no start can miss them.
-                self._known.remember(entry, plan, self.epoch)
+                self._known.remember(entry, plan, self.ownership.epoch)
                 failpoint.hit("journal.after_identity")
             self.check_rows(entry)
             try:
-                is_ours = self._tail.put_next(entry, self.epoch)
+                is_ours = self._tail.put_next(entry, self.ownership.epoch)
             except EntriesDeleted as error:
-                self.follow()  # another process has deleted entries, so it has taken the archive over
+                self.ownership.follow()  # another process has deleted entries, so it has taken the archive over
                 raise UnknownOutcome(f"archive of {self.broker}: {error}") from error
             except ObjectStoreError:
                 self._open_at = self.catalog.next_seq
                 raise
             if not is_ours:
-                self._fence()
+                self.ownership.fence()
             return self.catalog.next_seq - 1
 
     def check_rows(self, entry: AnyEntry) -> None:
@@ -433,35 +129,10 @@ class JournalWriter:
         if isinstance(entry, Erase) and (lost := self.catalog.lost_by(entry)):
             raise WouldLoseRows(f"archive of {self.broker}: rows of {', '.join(lost)} would be lost")
 
-    def follow(self) -> None:
-        """Apply the new entries of the journal. Raises Fenced if another process has taken the archive over."""
-        with self._lock:
-            if self._role is None:
-                self._follow_master()
-                return
-            self._tail.follow()
-            if self.online and (self.catalog.epoch != self.epoch or self.catalog.owner != self.writer):
-                self._fence()
-
-    def _follow_master(self) -> None:
-        """Follow as a member of a broker set. Raises ArchiveRefused if the archive is not of this log."""
-        with contextlib.suppress(NotMaster):
-            self._meet_role()
-        try:
-            self._tail.confirm_copy()
-            self._tail.catch_up(self._checkpoints.period // 2)
-            self._tail.follow()
-            if not self._is_of_this_log():
-                raise ArchiveRefused(self._refusal(self.catalog.rounds.intent_end))
-        except (ArchiveRefused, NewerFormat):
-            self._state.happens(Event.REFUSED)
-            raise
-        self._tail.shorten_copy()
-
     def checkpoint_if_due(self) -> bool:
         """Write a checkpoint if it is due; return whether it was written."""
         with self._lock:
-            return self.online and self._checkpoints.is_due() and self._checkpoints.write(self.append)
+            return self.ownership.online and self._checkpoints.is_due() and self._checkpoints.write(self.append)
 
     # ---- forgotten topics
 
@@ -471,14 +142,14 @@ class JournalWriter:
         The caller has checked that its log has nothing of them, and that no plan is in progress.
         """
         with self._lock:
-            self.follow()
+            self.ownership.follow()
             left = {tombstone.topic for tombstone in self.catalog.forgettable()}
             gone = [topic for topic in topics if topic in left]
             if gone:
                 self.append(Forget(topics=gone))
             is_news = self.catalog.next_seq > self._open_at and self.named.forget_pending()
             if gone or is_news:  # `is_news` after an interrupted run
-                self._known.save(self.epoch)
+                self._known.save(self.ownership.epoch)
             return gone
 
     # ---- shortening
@@ -486,7 +157,7 @@ class JournalWriter:
     def entries_to_delete(self, now_ms: int, retention_ms: int) -> list[int]:
         """Return the numbers of entries that may be deleted, lowest first."""
         with self._lock:
-            if not self.online:
+            if not self.ownership.online:
                 return []
             return self._shortening.due(now_ms, retention_ms)
 
@@ -501,19 +172,7 @@ class JournalWriter:
 
         The caller removes the topic's queues before anything else; a plan made with them is refused.
         """
-        return not self.fenced and self.named.begin_again(topic)
-
-    # ---- fence
-
-    def _fence(self) -> None:
-        self._state.happens(Event.SUPERSEDED if self._met == _ALONE else Event.DEPOSED)
-        raise Fenced(self._fence_text())
-
-    def _fence_text(self) -> str:
-        return (
-            f"archive of {self.broker}: epoch {self.catalog.epoch} by {self.catalog.owner}, ours is {self.epoch}; "
-            "this broker no longer archives, deletes or evicts"
-        )
+        return not self.ownership.fenced and self.named.begin_again(topic)
 
 
 def _names_offsets(entry: AnyEntry) -> TypeGuard[Intent]:

@@ -38,7 +38,7 @@ class ColdUnavailable(Exception):
     """The archive can't answer now. The client has to retry, at the same offset."""
 
 
-class Found(NamedTuple):
+class FoundRecords(NamedTuple):
     """Whole records, newest first, and what was not searched."""
 
     records: list[bytes]
@@ -85,10 +85,10 @@ class ColdQuery:
         """Without `may_hold`, every row group of the time range is read."""
         self._catalog, self._ask, self._clock, self._may_hold = catalog, ask, clock, may_hold
 
-    def by_key(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
+    def by_key(self, topic: str, key: str, max_num: int, begin: int, end: int) -> FoundRecords:
         """Return the newest records with this word in KEYS or this unique key, stored in [begin, end], newest first."""
         if not key:
-            return Found([])  # RocketMQ's index has no empty word
+            return FoundRecords([])  # RocketMQ's index has no empty word
         places, beyond = _newest(self._catalog.topic(topic).names_since(begin), begin, end)
         word = key.encode("utf-8", "surrogatepass")
         pattern = re.compile(re.escape(word))
@@ -104,10 +104,10 @@ class ColdQuery:
                 found.sort(reverse=True)
                 # Groups overlap in time, so older groups are skipped only if all results are newer than them.
                 if len(found) >= max_num and found[max_num - 1][0] >= search.newest_left:
-                    return Found([raw for _, _, raw in found[:max_num]])
-        return Found([raw for _, _, raw in found[:max_num]], search.unsearched)
+                    return FoundRecords([raw for _, _, raw in found[:max_num]])
+        return FoundRecords([raw for _, _, raw in found[:max_num]], search.unsearched)
 
-    def at(self, physical_offset: int) -> Found:
+    def at(self, physical_offset: int) -> FoundRecords:
         """Return the record at a CommitLog offset."""
         places = [
             _Place(name, index)
@@ -120,8 +120,8 @@ class ColdQuery:
             for group in groups:
                 for raw, record in self._matches(group, pattern):
                     if record.physical_offset == physical_offset:
-                        return Found([raw])
-        return Found([], search.unsearched)
+                        return FoundRecords([raw])
+        return FoundRecords([], search.unsearched)
 
     def _search(self, places: list[_Place], wanted: QueryKey, beyond: _Left = _NOTHING) -> "_Search":
         looks = _Looks(places, wanted, self._may_hold) if self._may_hold is not None else None

@@ -11,7 +11,7 @@ read raises ColdUnavailable, and no returned offset skips a range that was not r
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -21,9 +21,10 @@ from infra.clock import Clock, SystemClock
 from neve.archive.catalog.catalog import Catalog, GapHit, Location
 from neve.archive.format.journal import CommittedObject
 from neve.remoting.codes import GetMessageStatus
-from tiered.read.cold_query import ColdQuery, ColdUnavailable, Found, QueryKey
+from tiered.read.cold_query import ColdQuery, ColdUnavailable, FoundRecords, QueryKey
 from tiered.read.group_fetches import FETCH_BUDGET, ColdCounts, GroupFetches, GroupSource
 from tiered.read.read_ahead import WINDOW_MAX, ReadAhead, Reader
+from tiered.read.read_request import ReadRequest
 from tiered.worker.client import DecodedGroup
 
 __all__ = ["ColdCounts", "ColdReader", "ColdResult", "ColdUnavailable", "GroupSource", "Located"]
@@ -97,23 +98,14 @@ class ColdReader:
 
     # ---- a read from memory
 
-    def at_hand(  # noqa: PLR0917 - the same arguments for both tiers
-        self,
-        group: str,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        tag_codes: frozenset[int] | None,
-        client: Hashable = None,
-    ) -> ColdResult | None:
+    def at_hand(self, read: ReadRequest) -> ColdResult | None:
         """Read without waiting; None if the row group is not in memory, and `locate` has to be called."""
+        topic, queue_id, offset = read.topic, read.queue_id, read.offset
         found = self._catalog.find(topic, queue_id, offset)
         if not isinstance(found, Location) or (decoded := self._groups.in_memory(found, offset)) is None:
             return None
-        result = _slice(decoded, found, offset, max_count=max_count, max_bytes=max_bytes, tag_codes=tag_codes)
-        reader = (group, topic, queue_id, client)
+        result = _slice(decoded, found, offset, read)
+        reader = (read.group, topic, queue_id, read.client)
         with self._lock:
             self._note(reader, found, offset)
             self._ahead.answered(reader, offset, result.next_offset)
@@ -121,17 +113,16 @@ class ColdReader:
 
     # ---- a read in three steps: locate, await `decoded`, take
 
-    def locate(
-        self, group: str, topic: str, queue_id: int, offset: int, client: Hashable = None
-    ) -> Located | ColdResult:
+    def locate(self, read: ReadRequest) -> Located | ColdResult:
         """Locate an offset for a client of a consumer group, and start its fetch. Raises ColdUnavailable."""
+        topic, queue_id, offset = read.topic, read.queue_id, read.offset
         found = self._catalog.find(topic, queue_id, offset)
         if found is None:
             return self._outside(topic, queue_id, offset)
         if isinstance(found, GapHit):
             return ColdResult(GetMessageStatus.OFFSET_FOUND_NULL, found.next_offset)
-        reader = (group, topic, queue_id, client)
-        decoded = self._groups.want(found, group, offset)
+        reader = (read.group, topic, queue_id, read.client)
+        decoded = self._groups.want(found, read.group, offset)
         with self._lock:
             self._note(reader, found, offset)
         return Located(reader, found, offset, decoded)
@@ -143,12 +134,8 @@ class ColdReader:
             location, self._catalog.next_location, lambda following: self._groups.fetch_ahead(following, reader[0])
         )
 
-    def take(
-        self, located: Located, decoded: DecodedGroup, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
-    ) -> ColdResult:
-        result = _slice(
-            decoded, located.location, located.offset, max_count=max_count, max_bytes=max_bytes, tag_codes=tag_codes
-        )
+    def take(self, located: Located, decoded: DecodedGroup, read: ReadRequest) -> ColdResult:
+        result = _slice(decoded, located.location, located.offset, read)
         with self._lock:
             self._ahead.answered(located.reader, located.offset, result.next_offset)
         return result
@@ -157,29 +144,6 @@ class ColdReader:
         """Whether the offset is in another place now: a failed read of an object that expired meanwhile is retried."""
         found = self._catalog.find(located.location.name.topic, located.location.queue, located.offset)
         return found != located.location
-
-    def get(  # noqa: PLR0917 - the hot store takes the same arguments in the same order
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        tag_codes: frozenset[int] | None = None,
-        group: str = _QUERIES,
-        client: Hashable = None,
-    ) -> ColdResult:
-        """Read in all three steps; blocks the caller's thread. Raises ColdUnavailable."""
-        located = self.locate(group, topic, queue_id, offset, client)
-        if isinstance(located, ColdResult):
-            return located
-        try:
-            decoded = located.decoded.result()
-        except ColdUnavailable:
-            if not self.has_moved(located):
-                raise
-            return self.get(topic, queue_id, offset, max_count, max_bytes, tag_codes, group, client)
-        return self.take(located, decoded, max_count, max_bytes, tag_codes)
 
     def forget(self, names: Iterable[CommittedObject]) -> None:
         """Drop cached row groups of these objects."""
@@ -240,11 +204,11 @@ class ColdReader:
         found = self._catalog.queue(topic, queue_id).by_time(timestamp)
         return found is not None and found.last < offset
 
-    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> FoundRecords:
         """Return records with a key stored in [begin, end], newest first, and what was not searched."""
         return self._query.by_key(topic, key, max_num, begin, end)
 
-    def record_at(self, physical_offset: int) -> Found:
+    def record_at(self, physical_offset: int) -> FoundRecords:
         """Return the record at a CommitLog offset, and what was not searched."""
         return self._query.at(physical_offset)
 
@@ -308,16 +272,9 @@ def _first_row(location: Location) -> int:
     raise ColdUnavailable(f"{location.name.key} does not list the run that the catalog named")
 
 
-def _slice(
-    group: DecodedGroup,
-    location: Location,
-    offset: int,
-    *,
-    max_count: int,
-    max_bytes: int,
-    tag_codes: frozenset[int] | None,
-) -> ColdResult:
+def _slice(group: DecodedGroup, location: Location, offset: int, read: ReadRequest) -> ColdResult:
     """Select messages from a group, at least one even above `max_bytes`. Adjacent messages share a buffer."""
+    max_count, max_bytes, tag_codes = read.max_count, read.max_bytes, read.codes
     first = _first_row(location)
     row, end = first + offset - location.first, first + location.last - location.first + 1
     if tag_codes is None and row < end:  # the common case: one buffer, without creating arrays

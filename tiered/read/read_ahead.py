@@ -19,7 +19,7 @@ Reader = tuple[str, str, int, Hashable]
 
 
 @dataclass(slots=True)
-class Position:
+class ReaderPosition:
     """The position of a reader. `ahead`: wire bytes requested after its row group, up to `reached`."""
 
     offset: int  # start of the last read
@@ -61,14 +61,14 @@ class ReadAhead:
 
     def __init__(self, window_max: int = WINDOW_MAX) -> None:
         self._window_max = window_max
-        self._readers: OrderedDict[Reader, Position] = OrderedDict()
+        self._readers: OrderedDict[Reader, ReaderPosition] = OrderedDict()
 
-    def note(self, reader: Reader, location: Location, offset: int) -> Position:
+    def note(self, reader: Reader, location: Location, offset: int) -> ReaderPosition:
         """Note the start of a read. The result's `window` is the wire bytes to have after it; 0 for no read-ahead."""
         place = (location.name.key, location.row_group)
         known = self._readers.get(reader)
         if known is None or offset not in (known.offset, known.following):
-            known = self._readers[reader] = Position(offset, -1, place)
+            known = self._readers[reader] = ReaderPosition(offset, -1, place)
             if len(self._readers) > _READERS_MAX:
                 self._readers.popitem(last=False)
         elif offset == known.following:

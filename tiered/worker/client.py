@@ -20,7 +20,7 @@ from infra.process.processor import ProcessorDemand, processor_demand
 from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.worker import frames
 from tiered.worker.failed import MadeRoom, WorkerFailed, of_an_upload
-from tiered.worker.group_memory import GroupMemory, Piece
+from tiered.worker.group_memory import GroupMemory, MemoryPiece
 from tiered.worker.patience import Patience
 from tiered.worker.pipeline import Pipeline
 from tiered.worker.work_dir import clear
@@ -203,7 +203,7 @@ class WorkerClient:
                 piece.drop()  # the worker may still write to it
         return DecodedGroup(content, reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
 
-    def _content(self, piece: Piece, size: int) -> tuple[memoryview | bytes, bool]:
+    def _content(self, piece: MemoryPiece, size: int) -> tuple[memoryview | bytes, bool]:
         """Return the content, and whether the memory can be reused."""
         if size < MAPPED_MIN:
             content = piece.content(size)
@@ -237,13 +237,13 @@ class WorkerClient:
         if not self._cache_arguments:
             return
         objects = [
-            frames.StoredObject(
+            frames.ObjectParts(
                 name.key, name.size, name.footer, [(group.offset, group.length) for group in name.row_groups]
             )
             for name in names
         ]
         try:
-            self._call(frames.Forget(0, store_url, objects))
+            self._call(frames.ForgetObjects(0, store_url, objects))
         except OSError as error:  # no worker process can be started
             raise WorkerFailed(type(error).__name__, f"no worker to clear the disk cache: {error}") from error
 

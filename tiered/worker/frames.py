@@ -115,7 +115,7 @@ class AskBounds(msgspec.Struct, tag="ask_bounds"):
     physical_offset: int
 
 
-class StoredObject(msgspec.Struct):
+class ObjectParts(msgspec.Struct):
     """The places of an object's footer and row groups."""
 
     key: str
@@ -124,12 +124,12 @@ class StoredObject(msgspec.Struct):
     groups: list[tuple[int, int]]  # start, length
 
 
-class Forget(msgspec.Struct, tag="forget"):
+class ForgetObjects(msgspec.Struct, tag="forget"):
     """Request to the reader: remove objects from the caches. Answer: Forgotten."""
 
     id: int
     store_url: str
-    objects: list[StoredObject]
+    objects: list[ObjectParts]
 
 
 class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
@@ -215,7 +215,7 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-Request = EncodeUpload | Compact | ReadGroup | AskFilters | AskBounds | Forget | RemoveStaleUploads
+Request = EncodeUpload | Compact | ReadGroup | AskFilters | AskBounds | ForgetObjects | RemoveStaleUploads
 Message = Request | SetUploadRate | GiveUp | GiveUpCompaction
 Answered = Uploaded | Compacted | GroupRead | MayHold | Forgotten | StaleRemoved
 Reply = Answered | Failed

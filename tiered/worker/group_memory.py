@@ -22,7 +22,7 @@ KEPT_BYTES, _KEPT_PIECES = 32 << 20, 16
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Piece:
+class MemoryPiece:
     """One memfd of `size` bytes. It has two descriptors, its own and that of its mapping."""
 
     __slots__ = ("_mapped", "descriptor", "size")
@@ -56,7 +56,7 @@ class Piece:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._mapped = mmap.mmap(self.descriptor, self.size, flags=flags, prot=mmap.PROT_READ)
 
-    def lend(self, returned: "deque[Piece]") -> memoryview:
+    def lend(self, returned: "deque[MemoryPiece]") -> memoryview:
         """Return the mapped memory; append the piece to `returned` when the last slice of it is gone.
 
         Until then the piece must not be used: only the finalizer references it, without a reference cycle.
@@ -74,11 +74,11 @@ class GroupMemory:
     def __init__(self, kept: int = KEPT_BYTES) -> None:
         self._kept = kept
         self._lock = threading.Lock()
-        self._free: list[Piece] = []  # most recently used last: its pages may still be in a CPU cache
-        self._returned: deque[Piece] = deque()
+        self._free: list[MemoryPiece] = []  # most recently used last: its pages may still be in a CPU cache
+        self._returned: deque[MemoryPiece] = deque()
         self.made = 0
 
-    def take(self, size: int) -> Piece:
+    def take(self, size: int) -> MemoryPiece:
         """Return a piece of at least `size` bytes. Raises OSError."""
         rounded = -(-size // _STEP) * _STEP
         with self._lock:
@@ -87,14 +87,14 @@ class GroupMemory:
                 if rounded <= self._free[index].size <= rounded + rounded // 4:
                     return self._free.pop(index)
             self.made += 1
-        return Piece(rounded)
+        return MemoryPiece(rounded)
 
-    def lend(self, piece: Piece) -> memoryview:
+    def lend(self, piece: MemoryPiece) -> memoryview:
         """Map and lend a piece. If it raises OSError, the piece still belongs to the caller."""
         piece.map()
         return piece.lend(self._returned)
 
-    def give_back(self, piece: Piece) -> None:
+    def give_back(self, piece: MemoryPiece) -> None:
         """Return a piece that was not lent."""
         self._returned.append(piece)
 

@@ -27,7 +27,7 @@ from tiered.write.uploader import EncodeFailed, NamedEntries, Outcome
 _DEATHS = 2
 
 
-class Wanted(NamedTuple):
+class UploadBatch(NamedTuple):
     """Objects of one request. `deaths`: number of workers that died during it."""
 
     objects: Sequence[NamedEntries]
@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    wanted: Wanted
+    wanted: UploadBatch
     number: int
 
 
@@ -67,14 +67,14 @@ class Pipeline:
         self._store_url, self._metadata, self._work_dir = store_url, dict(metadata), work_dir
         self._submit, self._patience, self._hangs, self._tell = submit, patience, hangs, tell
         self._gives_way, self._make_room = gives_way, make_room
-        self._suspects: deque[Wanted] = deque()
-        self._wanted: deque[Wanted] = deque()
+        self._suspects: deque[UploadBatch] = deque()
+        self._wanted: deque[UploadBatch] = deque()
         self._under_way: dict[Future[Any], _UnderWay] = {}
         self._settled: list[tuple[PlannedObject, Outcome]] = []
         self._given_up = False
 
     def begin(self, objects: Sequence[NamedEntries], files: Sequence[tuple[str, int, int]]) -> None:
-        self._wanted.append(Wanted(objects, files))
+        self._wanted.append(UploadBatch(objects, files))
         self._ask_next()
 
     def done(self) -> Sequence[tuple[PlannedObject, Outcome]]:
@@ -110,7 +110,7 @@ class Pipeline:
     def _has_suspect(self) -> bool:
         return any(one.wanted.deaths for one in self._under_way.values())
 
-    def _ask(self, wanted: Wanted) -> None:
+    def _ask(self, wanted: UploadBatch) -> None:
         request, arrays = described(wanted, self._store_url, self._metadata, self._work_dir)
         try:
             descriptor = frames.shared([array.data for array in arrays])
@@ -139,7 +139,7 @@ class Pipeline:
 
     # ---- outcomes
 
-    def _ended(self, future: Future[Any], wanted: Wanted) -> None:
+    def _ended(self, future: Future[Any], wanted: UploadBatch) -> None:
         error = future.exception()
         if error is None:
             self._answered(wanted, future.result())
@@ -153,9 +153,9 @@ class Pipeline:
         elif wanted.deaths:
             self._suspects.appendleft(wanted._replace(deaths=wanted.deaths + 1))
         else:
-            self._suspects += [Wanted([one], wanted.files, deaths=1) for one in wanted.objects]
+            self._suspects += [UploadBatch([one], wanted.files, deaths=1) for one in wanted.objects]
 
-    def _answered(self, wanted: Wanted, answer: frames.Uploaded) -> None:
+    def _answered(self, wanted: UploadBatch, answer: frames.Uploaded) -> None:
         for (name, _), outcome in zip(wanted.objects, answer.outcomes, strict=True):
             if isinstance(outcome, frames.Committed):
                 self._settled.append((name, outcome.name))
@@ -170,12 +170,12 @@ class Pipeline:
             error = WorkerFailed("StoreUnavailable", f"the tier worker has not answered for {seconds:.0f} s")
             self._fail(one.wanted, of_an_upload(error))
 
-    def _fail(self, wanted: Wanted, error: Exception) -> None:
+    def _fail(self, wanted: UploadBatch, error: Exception) -> None:
         self._settled += [(name, error) for name, _ in wanted.objects]
 
 
 def described(
-    wanted: Wanted, store_url: str, metadata: dict[str, str], work_dir: str
+    wanted: UploadBatch, store_url: str, metadata: dict[str, str], work_dir: str
 ) -> tuple[frames.EncodeUpload, tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
     """Return the request, and its arrays: the CommitLog offsets and sizes of the entries."""
     objects: list[frames.ObjectToWrite] = []

@@ -110,7 +110,7 @@ class Worker:
                 reply: frames.Reply = self.compacted(request)
             elif isinstance(request, frames.RemoveStaleUploads):
                 reply = frames.StaleRemoved(request.id, self._remove_stale(request))
-            elif isinstance(request, frames.Forget):
+            elif isinstance(request, frames.ForgetObjects):
                 reply = self._forget(request)
             elif isinstance(request, frames.AskFilters):
                 reply = self._may_hold(request)
@@ -246,7 +246,7 @@ class Worker:
         may = [group for group in request.groups if may_span(metadata, group, request.physical_offset)]
         return frames.MayHold(request.id, may, got.fetched, got.cached)
 
-    def _forget(self, request: frames.Forget) -> frames.Forgotten:
+    def _forget(self, request: frames.ForgetObjects) -> frames.Forgotten:
         with self._shared:
             self._forgotten |= dict.fromkeys(one.key for one in request.objects)
             while len(self._forgotten) > _FORGOTTEN:

@@ -18,7 +18,7 @@ from neve.archive.policy.erasure import Verdict
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 
 
-class Rows(Protocol):
+class GroupRows(Protocol):
     """A row group's concatenated records: their bytes, the start of each record and the end of the last."""
 
     @property
@@ -38,7 +38,7 @@ class Candidates(Protocol):
 class GroupReader(Protocol):
     """The reading methods of a worker; each raises its errors."""
 
-    def read_group(self, store_url: str, name: CommittedObject, index: int) -> Rows: ...
+    def read_group(self, store_url: str, name: CommittedObject, index: int) -> GroupRows: ...
 
     def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> Candidates: ...
 
@@ -69,7 +69,7 @@ def rows_with_key(
     return found
 
 
-def rows_with(group: Rows, pattern: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
+def rows_with(group: GroupRows, pattern: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield (row number, record) of the records that contain the bytes anywhere, in order."""
     hits = np.fromiter((match.start() for match in pattern.finditer(group.wire)), np.int64)
     for row in np.unique(np.searchsorted(group.positions, hits, "right") - 1).tolist():

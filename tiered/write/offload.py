@@ -24,7 +24,7 @@ from tiered.journal.errors import NotMaster
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun, PartOfRun
-from tiered.write.offload_plan import Found, HotLog, KeyParts, TopicRange, TopicUnreadable, plan_topic
+from tiered.write.offload_plan import FoundEntries, HotLog, KeyParts, TopicRange, TopicUnreadable, plan_topic
 from tiered.write.progress import Progress, tell
 from tiered.write.round_names import LIMITS, Limits, RoundNames
 from tiered.write.set_aside import SetAside
@@ -77,7 +77,7 @@ class OffloadRound:
 
     def begin(self) -> None:
         """Note the leadership term before the log is read. Raises NotMaster if this broker is not the master."""
-        self._master_epoch = self._journal.master_epoch
+        self._master_epoch = self._journal.ownership.master_epoch
         if self._master_epoch is None:
             raise NotMaster(f"archive of {self._journal.broker}: rounds are the master's")
 
@@ -108,7 +108,7 @@ class OffloadRound:
     ) -> tuple[int, list[PlannedObject], int] | None:
         """Write the INTENT. Returns the round's number, its names and the number of gaps."""
         plan = self._journal.named.mark()
-        key_parts = KeyParts(self._journal.prefix, self._journal.broker, self._journal.epoch)
+        key_parts = KeyParts(self._journal.prefix, self._journal.broker, self._journal.ownership.epoch)
         names: list[PlannedObject] = []
         gaps: list[Gap] = []
         for wanted, found in zip(topics, self._hot.entries_of(topics, timed=True), strict=True):
@@ -125,7 +125,7 @@ class OffloadRound:
             return None
         if any(name.key in self._journal.aborted for name in names):
             # A name is written at most once, so a closed one is not tried again; a new epoch yields new names.
-            self._journal.renew_epoch()
+            self._journal.ownership.renew_epoch()
             return self._begin(topics, progress)
         for gap in gaps:
             log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
@@ -183,7 +183,11 @@ class OffloadRound:
                 return
 
     def _begin_uploads(
-        self, names: RoundNames, entries: Iterator[Found | TopicUnreadable], uploads: Uploads, report: RoundReport
+        self,
+        names: RoundNames,
+        entries: Iterator[FoundEntries | TopicUnreadable],
+        uploads: Uploads,
+        report: RoundReport,
     ) -> None:
         """Begin as many uploads as allowed: one request for a large name, a shared one for small names.
 
@@ -215,7 +219,7 @@ class OffloadRound:
         uploads.begin(objects, files)
 
     def _read(
-        self, name: PlannedObject, found: Found | TopicUnreadable, names: RoundNames, report: RoundReport
+        self, name: PlannedObject, found: FoundEntries | TopicUnreadable, names: RoundNames, report: RoundReport
     ) -> NamedEntries | None:
         """Return a name with its entries; None if it failed and stays open, or if the log lost its entries."""
         if isinstance(found, TopicUnreadable):
@@ -249,7 +253,7 @@ class OffloadRound:
             names.failed(name)
             log.error("round %d, %s: %s", report.round, name.key, outcome)
             report.failed[name.key] = str(outcome)
-            self._journal.follow()  # raises if the store is unavailable: all further names would fail as well
+            self._journal.ownership.follow()  # raises if the store is unavailable: all further names would fail as well
         else:
             names.failed(name)
             self._fail(name, outcome, report)

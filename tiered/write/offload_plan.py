@@ -34,7 +34,7 @@ class TopicRange(msgspec.Struct, frozen=True, gc=False):
     end: int
 
 
-class Found(NamedTuple):
+class FoundEntries(NamedTuple):
     """The entries of a range in the log."""
 
     runs: Mapping[int, EntryRun]  # by queue, only queues with entries in the range
@@ -46,7 +46,9 @@ class HotLog(Protocol):
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
 
-    def entries_of(self, ranges: Sequence[TopicRange], *, timed: bool = False) -> Iterator[Found | TopicUnreadable]:
+    def entries_of(
+        self, ranges: Sequence[TopicRange], *, timed: bool = False
+    ) -> Iterator[FoundEntries | TopicUnreadable]:
         """Yield the entries of each range in order. Small ranges are looked up in batches, ahead of the consumer."""
         ...
 
@@ -65,7 +67,7 @@ class KeyParts:
 
 
 def plan_topic(
-    hot: HotLog, catalog: Catalog, wanted: TopicRange, found: Found, key_parts: KeyParts
+    hot: HotLog, catalog: Catalog, wanted: TopicRange, found: FoundEntries, key_parts: KeyParts
 ) -> tuple[list[PlannedObject], list[Gap]]:
     """Plan the objects and gaps of one topic. `found`: the range's entries, with the time of the first one."""
     runs = found.runs
@@ -131,7 +133,7 @@ def _gaps(catalog: Catalog, topic: str, runs: Mapping[int, EntryRun]) -> list[Ga
     return found
 
 
-def _day_borders(hot: HotLog, topic: str, found: Found) -> list[tuple[str, int]]:
+def _day_borders(hot: HotLog, topic: str, found: FoundEntries) -> list[tuple[str, int]]:
     """Return (day, CommitLog offset of its first record) in log order.
 
     Store times decrease only if the clock was set back; later records then stay with the later day.

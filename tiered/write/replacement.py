@@ -84,7 +84,7 @@ class Replacement:
 
     def begin(self) -> None:
         """Note the leadership term before anything is planned. Raises NotMaster if this broker is not the master."""
-        self._master_epoch = self._journal.master_epoch
+        self._master_epoch = self._journal.ownership.master_epoch
         if self._master_epoch is None:
             raise NotMaster(f"archive of {self._journal.broker}: its objects are the master's")
 
@@ -113,7 +113,7 @@ class Replacement:
             failure = str(error) or repr(error)
         failpoint.hit("compact.after_upload")
         with self._turn:
-            self._journal.follow()
+            self._journal.ownership.follow()
             if made is not None and not (failure := self._publish(merge, name, made, swap)):
                 return Outcome(Fate.STANDS, made)
             self._abort(number, [name.key], failure)
@@ -127,7 +127,7 @@ class Replacement:
         they were read, and those rows would be lost.
         """
         with self._turn:
-            self._journal.follow()
+            self._journal.ownership.follow()
             catalog = self._journal.catalog
             if merge.queues and any(catalog.are_live([one]) for one in merge.inputs):
                 return Outcome(Fate.OVERTAKEN, reason=_BACK)
@@ -156,7 +156,7 @@ class Replacement:
             journal.broker,
             start=merge.start,
             end=merge.end,
-            epoch=journal.epoch,
+            epoch=journal.ownership.epoch,
             rewrite=number,
         )
         name = PlannedObject(key, merge.topic, merge.day, merge.start, merge.end, merge.queues)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from neve.archive.catalog.catalog_reader import CatalogReader, Totals
+from neve.archive.catalog.catalog_reader import CatalogReader, ObjectTotals
 from neve.archive.catalog.entry_changes import TopicChange, topic_changes
 from neve.archive.catalog.lazy_topics import LazyTopics
 from neve.archive.catalog.queue_runs import GapHit, Location
@@ -14,7 +14,7 @@ from neve.archive.catalog.topic_parts import Packed, pack, packed_already
 from neve.archive.format.checkpoint import CheckpointHead, JournalMarks, PackName, encode_head
 from neve.archive.format.journal import NO_CHECKPOINT, AnyEntry, Checkpoint, Commit, Epoch, Forget
 
-__all__ = ["Catalog", "GapHit", "Location", "OutOfOrder", "Totals", "WrittenCheckpoint"]
+__all__ = ["Catalog", "GapHit", "Location", "ObjectTotals", "OutOfOrder", "WrittenCheckpoint"]
 
 
 class OutOfOrder(ValueError):

@@ -12,13 +12,13 @@ from neve.archive.catalog.entry_changes import keys_by_topic
 from neve.archive.catalog.lazy_topics import LazyTopics
 from neve.archive.catalog.name_blocks import NO_TIME, Block
 from neve.archive.catalog.queue_runs import GapHit, Location, QueueRuns
-from neve.archive.catalog.rounds import Rounds
+from neve.archive.catalog.rounds import CatalogRounds
 from neve.archive.catalog.topic_catalog import TopicCatalog
 from neve.archive.format.checkpoint import TopicRow
 from neve.archive.format.journal import NO_CHECKPOINT, CommittedObject, Erase, Gap, Topic
 
 
-class Totals(NamedTuple):
+class ObjectTotals(NamedTuple):
     """The sums over all objects in the readers' view."""
 
     objects: int
@@ -44,7 +44,7 @@ class CatalogReader:
         self.master_epoch = 0  # the highest of any EPOCH of this log; 0 outside a broker set
         self.checkpoint = NO_CHECKPOINT
         self.anchor = b""  # of the last applied entry
-        self.rounds = Rounds(self._lock)
+        self.rounds = CatalogRounds(self._lock)
         self._topics: dict[str, TopicCatalog] = {}
         self._object_count = 0
         self._gap_count = 0
@@ -221,7 +221,7 @@ class CatalogReader:
             else:
                 yield heapq.heappop(names)[3]
 
-    def totals(self) -> Totals:
+    def totals(self) -> ObjectTotals:
         """Return the sums over all objects in the readers' view."""
         objects = rows = size = end = 0
         newest = NO_TIME
@@ -229,7 +229,7 @@ class CatalogReader:
             for block in one.blocks:
                 objects, rows, size = objects + block.count, rows + block.rows, size + block.bytes
                 end, newest = max(end, block.end), max(newest, block.newest_time)
-        return Totals(objects, rows, size, end, newest)
+        return ObjectTotals(objects, rows, size, end, newest)
 
     def are_live(self, names: Iterable[CommittedObject]) -> bool:
         """Return whether all of these objects are in the readers' view."""

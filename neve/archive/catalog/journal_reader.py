@@ -41,7 +41,7 @@ class CutShort(ConnectionError):
     """A response had fewer bytes than the object."""
 
 
-class Listed(Protocol):
+class ListedObject(Protocol):
     """An object in a listing."""
 
     @property
@@ -59,7 +59,7 @@ class JournalSource(Protocol):
 
     def list_prefixes(self, prefix: str) -> Sequence[str]: ...
 
-    def list(self, prefix: str) -> Iterable[Listed]: ...
+    def list(self, prefix: str) -> Iterable[ListedObject]: ...
 
 
 def brokers(source: JournalSource, prefix: str = "") -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from neve.archive.catalog.topic_catalog import TopicCatalog
 from neve.archive.catalog.topic_parts import decode_part, topic_of
-from neve.archive.format.checkpoint import CheckpointHead, PackName, Place, TopicRow
+from neve.archive.format.checkpoint import CheckpointHead, PackName, PartPlace, TopicRow
 from neve.archive.format.envelope import Damaged
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class LazyTopics:
         is_next, self._last = at == self._last + 1, at
         if not is_next:
             self._ahead.clear()
-        found: dict[Place, bytes] = {}
+        found: dict[PartPlace, bytes] = {}
         for places in _neighbours(row.places):
             pack, begin, end = places[0].pack, places[0].offset, places[-1].offset + places[-1].length
             held = self._ahead.get(pack)
@@ -127,9 +127,9 @@ class LazyTopics:
             self._objects -= of.count
 
 
-def _neighbours(places: Iterable[Place]) -> Iterator[list[Place]]:
+def _neighbours(places: Iterable[PartPlace]) -> Iterator[list[PartPlace]]:
     """Group the places, ordered by pack and offset, that are read by one request."""
-    near: list[Place] = []
+    near: list[PartPlace] = []
     for place in sorted(places):
         if near and (near[0].pack != place.pack or place.offset > near[-1].offset + near[-1].length + _NEAR_BYTES):
             yield near

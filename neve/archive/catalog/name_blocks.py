@@ -182,36 +182,22 @@ class Block:
         "record_bytes", "rows", "soonest_ms", "tail", "topic", "unpacked",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0917 - the fields of the format
-        self,
-        topic: str,
-        head: str,
-        tail: str,
-        count: int,
-        begin: int,
-        last_begin: int,
-        end: int,
-        rows: int,
-        size: int,
-        newest_ms: int,
-        newest_time: int,
-        soonest_ms: int,
-        bounds: "array[int]",
-        record_bytes: int,
-        codec: int,
-        packed: bytes,
-    ) -> None:
+    def __init__(self, topic: str, head: str, tail: str, one: StoredBlock) -> None:
+        """Load a stored block. Neighbours share the memory of an equal `head` and `tail`.
+
+        Raises ValueError for an unknown codec.
+        """
         self.topic, self.head, self.tail = topic, head, tail
-        self.count = count
-        self.begin, self.last_begin = begin, last_begin  # starts of the first and the last object
-        self.end = end  # the highest end of the CommitLog ranges
-        self.rows, self.bytes = rows, size
-        self.newest_ms = newest_ms  # of all row groups
-        self.newest_time = newest_time  # the highest `max_time`
-        self.soonest_ms = soonest_ms  # newest time of the row group that expires first
-        self.bounds = bounds  # queue, first, last, …, ordered by queue
-        self.record_bytes = record_bytes  # before compression
-        self.codec, self.packed = codec, packed
+        self.count = one.count
+        self.begin, self.last_begin = one.begin, one.last_begin  # starts of the first and the last object
+        self.end = one.end  # the highest end of the CommitLog ranges
+        self.rows, self.bytes = one.rows, one.size
+        self.newest_ms = one.newest_ms  # of all row groups
+        self.newest_time = one.newest_time  # the highest `max_time`
+        self.soonest_ms = one.soonest_ms  # newest time of the row group that expires first
+        self.bounds = array("q", one.bounds)  # queue, first, last, …, ordered by queue
+        self.record_bytes = one.record_bytes  # before compression
+        self.codec, self.packed = _CODECS.index(one.codec), one.packed
         self.unpacked: _Unpacked | None = None
 
     @property
@@ -350,11 +336,7 @@ def blocks_from(topic: str, parts: Iterable[StoredBlock]) -> Iterator[Block]:
     head = tail = ""
     for one in parts:
         head, tail = head if head == one.head else one.head, tail if tail == one.tail else one.tail
-        yield Block(
-            topic, head, tail, one.count, one.begin, one.last_begin, one.end, one.rows, one.size, one.newest_ms,
-            one.newest_time, one.soonest_ms, array("q", one.bounds), one.record_bytes, _CODECS.index(one.codec),
-            one.packed,
-        )  # fmt: skip
+        yield Block(topic, head, tail, one)
 
 
 # ---- making blocks
@@ -437,12 +419,13 @@ class _Builder:
 
     def block(self, *, is_open: bool) -> Block:
         content = b"".join(self._records)
-        flat = array("q", (number for queue in sorted(self._bounds) for number in (queue, *self._bounds[queue])))
-        return Block(
-            self.topic, self.head, self.tail, self._count, self._begin or 0, self._last_begin, self._end, self._rows,
-            self._bytes, self._newest, self._newest_time, self._soonest, flat, len(content), 0 if is_open else 1,
+        flat = [number for queue in sorted(self._bounds) for number in (queue, *self._bounds[queue])]
+        one = StoredBlock(
+            self.head, self.tail, self._count, self._begin or 0, self._last_begin, self._end, self._rows, self._bytes,
+            self._newest, self._newest_time, self._soonest, flat, len(content), _CODECS[0 if is_open else 1],
             content if is_open else zlib.compress(content, _LEVEL),
         )  # fmt: skip
+        return Block(self.topic, self.head, self.tail, one)
 
 
 # ---- one object

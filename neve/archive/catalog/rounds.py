@@ -11,7 +11,7 @@ from neve.archive.format.checkpoint import JournalMarks
 from neve.archive.format.journal import Abort, AnyEntry, Commit, Erase, Intent, OpenRewrite, PlannedObject, Replace
 
 
-class Rounds:
+class CatalogRounds:
     """Written under the catalog's lock, which readers take as well.
 
     Rewrites (compactions and erasures) are numbered apart from offload rounds.

@@ -12,7 +12,7 @@ import msgspec
 
 from neve.archive.catalog.name_blocks import Block, blocks_of, closed, with_names
 from neve.archive.catalog.queue_runs import NO_SPANS, QueueRuns, spans_of, touching, united, without
-from neve.archive.format.checkpoint import Place
+from neve.archive.format.checkpoint import PartPlace
 from neve.archive.format.journal import CommittedObject, Gap, Topic
 
 #: Object keys of an entry, each with the CommitLog offset at which its object starts; None if the key does not tell.
@@ -24,11 +24,11 @@ Keys = Mapping[str, int | None]
 LAID_WHEN_ASKED = 256
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Neighbouring blocks, and their place in a checkpoint if they are stored there as one part."""
 
     blocks: tuple[Block, ...]
-    place: Place | None
+    place: PartPlace | None
 
 
 class TopicView:
@@ -54,8 +54,8 @@ class TopicView:
         self.gaps: list[Gap] = []  # appended to in place; any other change makes a new list
         self.is_named = False  # whether an entry named an offset
         self._is_laid = False  # whether the queues hold their spans, instead of searching the blocks
-        self.own: Place | None = None  # its main part in the checkpoint; None once it has changed
-        self.runs: tuple[Run, ...] = ()  # from the first block on, as in that checkpoint
+        self.own: PartPlace | None = None  # its main part in the checkpoint; None once it has changed
+        self.runs: tuple[BlockRun, ...] = ()  # from the first block on, as in that checkpoint
 
     @property
     def is_listed(self) -> bool:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from neve.archive.catalog.name_blocks import Block, StoredBlock, blocks_from, stored
-from neve.archive.catalog.topic_catalog import Run, TopicCatalog
-from neve.archive.format.checkpoint import CheckpointHead, PackName, Place, TopicRow, digest
+from neve.archive.catalog.topic_catalog import BlockRun, TopicCatalog
+from neve.archive.format.checkpoint import CheckpointHead, PackName, PartPlace, TopicRow, digest
 from neve.archive.format.envelope import Damaged
 from neve.archive.format.journal import Gap, Topic
 
@@ -58,11 +58,11 @@ class Arranged(NamedTuple):
     """The layout of a topic in a checkpoint: its runs, and the place of its main part if that is stored already."""
 
     of: TopicCatalog
-    runs: list[Run]
-    own: Place | None
+    runs: list[BlockRun]
+    own: PartPlace | None
 
     @property
-    def places(self) -> Iterator[Place | None]:
+    def places(self) -> Iterator[PartPlace | None]:
         yield self.own
         yield from (run.place for run in self.runs)
 
@@ -120,10 +120,10 @@ def _arranged(of: TopicCatalog, known: Mapping[PackName, int]) -> Arranged:
     return Arranged(of, _joined(_cut(of.blocks, runs)), None)
 
 
-def _cut(blocks: Sequence[Block], runs: Iterable[Run]) -> list[Run]:
+def _cut(blocks: Sequence[Block], runs: Iterable[BlockRun]) -> list[BlockRun]:
     """Divide the blocks into runs: the stored ones, and new ones between and behind them."""
     standing = {id(run.blocks[0]): run for run in runs}
-    found: list[Run] = []
+    found: list[BlockRun] = []
     loose: list[Block] = []
     end = len(blocks) - (1 if blocks and blocks[-1].takes_more else 0)
     at = 0
@@ -131,7 +131,7 @@ def _cut(blocks: Sequence[Block], runs: Iterable[Run]) -> list[Run]:
         run = standing.get(id(blocks[at]))
         if run is not None and _is_at(run.blocks, blocks, at, end):
             if loose:
-                found.append(Run(tuple(loose), None))
+                found.append(BlockRun(tuple(loose), None))
             loose = []
             found.append(run)
             at += len(run.blocks)
@@ -139,7 +139,7 @@ def _cut(blocks: Sequence[Block], runs: Iterable[Run]) -> list[Run]:
         loose.append(blocks[at])
         at += 1
         if len(loose) == RUN_BLOCKS:
-            found.append(Run(tuple(loose), None))
+            found.append(BlockRun(tuple(loose), None))
             loose = []
     return found
 
@@ -148,10 +148,10 @@ def _is_at(run: Sequence[Block], blocks: Sequence[Block], at: int, end: int) -> 
     return at + len(run) <= end and all(one is blocks[at + index] for index, one in enumerate(run))
 
 
-def _joined(runs: Iterable[Run]) -> list[Run]:
+def _joined(runs: Iterable[BlockRun]) -> list[BlockRun]:
     """Merge many small neighbouring runs, so that a topic of many objects is read with few requests."""
-    found: list[Run] = []
-    small: list[Run] = []
+    found: list[BlockRun] = []
+    small: list[BlockRun] = []
     for run in (*runs, None):
         if run is not None and len(run.blocks) < RUN_BLOCKS_MAX:
             small.append(run)
@@ -159,7 +159,7 @@ def _joined(runs: Iterable[Run]) -> list[Run]:
         if len(small) >= RUNS_SMALL:
             blocks = [block for one in small for block in one.blocks]
             cuts = range(0, len(blocks), RUN_BLOCKS_MAX)
-            small = [Run(tuple(blocks[at : at + RUN_BLOCKS_MAX]), None) for at in cuts]
+            small = [BlockRun(tuple(blocks[at : at + RUN_BLOCKS_MAX]), None) for at in cuts]
         found += small
         small = []
         if run is not None:
@@ -167,7 +167,7 @@ def _joined(runs: Iterable[Run]) -> list[Run]:
     return found
 
 
-def _to_go(known: Mapping[PackName, int], places: Iterable[Place]) -> set[PackName]:
+def _to_go(known: Mapping[PackName, int], places: Iterable[PartPlace]) -> set[PackName]:
     """Return the packs to drop: those referenced by less than half, and the smallest if there are many."""
     named: Counter[PackName] = Counter()
     for place in places:
@@ -182,7 +182,9 @@ def _to_go(known: Mapping[PackName, int], places: Iterable[Place]) -> set[PackNa
 def _written(one: Arranged, out: set[PackName], packs: "_Packs") -> Arranged:
     of = one.of
     runs = [
-        run if run.place is not None and run.place.pack not in out else Run(run.blocks, packs.add(_run_part(of, run)))
+        run
+        if run.place is not None and run.place.pack not in out
+        else BlockRun(run.blocks, packs.add(_run_part(of, run)))
         for run in one.runs
     ]
     own = one.own
@@ -191,7 +193,7 @@ def _written(one: Arranged, out: set[PackName], packs: "_Packs") -> Arranged:
     return Arranged(of, runs, own)
 
 
-def _run_part(of: TopicCatalog, run: Run) -> bytes:
+def _run_part(of: TopicCatalog, run: BlockRun) -> bytes:
     return _encoder.encode(Part(topic=of.topic, blocks=[stored(block) for block in run.blocks]))
 
 
@@ -219,10 +221,10 @@ class _Packs:
         self._size = 0
         self._sizes: dict[PackName, int] = {}
 
-    def add(self, part: bytes) -> Place:
+    def add(self, part: bytes) -> PartPlace:
         if self._size >= PACK_BYTES:
             self.close()
-        place = Place(PackName(self._seq, len(self._sizes)), self._size, len(part), digest(part))
+        place = PartPlace(PackName(self._seq, len(self._sizes)), self._size, len(part), digest(part))
         self._parts.append(part)
         self._size += len(part)
         return place
@@ -297,5 +299,5 @@ def topic_of(row: TopicRow, parts: Sequence[Part]) -> TopicCatalog:
     if (of.count, len(of.gaps)) != (row.objects, row.gaps):
         raise Damaged(f"topic {row.topic}: its parts differ from the row of the checkpoint")
     of.own = row.places[0]
-    of.runs = tuple(Run(run, place) for run, place in zip(blocks, row.places[1:], strict=False))
+    of.runs = tuple(BlockRun(run, place) for run, place in zip(blocks, row.places[1:], strict=False))
     return of

@@ -25,22 +25,22 @@ class ForeignTable(ValueError):
     """A Delta log that neve did not write, or that another program has written to."""
 
 
-class Listed(Protocol):
+class ListedFile(Protocol):
     """An object in a listing."""
 
     @property
     def key(self) -> str: ...
 
 
-class LogSource(Protocol):
+class DeltaLogSource(Protocol):
     """A store to read from; `get` raises FileNotFoundError if there is no such object."""
 
     def get(self, key: str) -> bytes: ...
 
-    def list(self, prefix: str) -> Iterable[Listed]: ...
+    def list(self, prefix: str) -> Iterable[ListedFile]: ...
 
 
-class LogFile(NamedTuple):
+class DeltaLogFile(NamedTuple):
     """A commit or a checkpoint."""
 
     version: int
@@ -137,16 +137,16 @@ def checkpoint_file_key(root: str, version: int, name: str) -> str:
     return f"{log_folder(root)}{version:020d}.checkpoint.{uuid}.json"
 
 
-def log_files(source: LogSource, root: str) -> list[LogFile]:
+def log_files(source: DeltaLogSource, root: str) -> list[DeltaLogFile]:
     """Return the files of a log, ordered by version; a commit precedes a checkpoint of the same version."""
     found = (parse_log_key(one.key) for one in source.list(log_folder(root)))
     return sorted(one for one in found if one is not None)
 
 
-def parse_log_key(key: str) -> LogFile | None:
+def parse_log_key(key: str) -> DeltaLogFile | None:
     """Parse a key of a log; None for a file that neve does not write."""
     match = _FILE.fullmatch(key.rpartition("/")[2])
-    return None if match is None else LogFile(int(match["version"]), match["checkpoint"] is not None, key)
+    return None if match is None else DeltaLogFile(int(match["version"]), match["checkpoint"] is not None, key)
 
 
 def version_in(key: str) -> int | None:
@@ -165,7 +165,7 @@ def decode_lines(data: bytes) -> Iterator[Action]:
                 raise ForeignTable(f"a line of its log cannot be read: {error}") from error
 
 
-def read_table(source: LogSource, root: str) -> TableState:
+def read_table(source: DeltaLogSource, root: str) -> TableState:
     """Read a table from its log; `version` is NO_VERSION if there is none.
 
     Raises:

@@ -32,7 +32,7 @@ class PackName(NamedTuple):
     number: int
 
 
-class Place(NamedTuple):
+class PartPlace(NamedTuple):
     """The place of a part in a pack; `digest` is the beginning of the part's SHA-256."""
 
     pack: PackName
@@ -58,7 +58,7 @@ class TopicRow(NamedTuple):
     objects: int  # in the readers' view
     gaps: int
     is_listed: bool  # the topic has a `through` or a TOPIC entry, so it is listed even without objects
-    places: tuple[Place, ...]  # its main part, then its runs of blocks, which precede the main part in log order
+    places: tuple[PartPlace, ...]  # its main part, then its runs of blocks, which precede the main part in log order
 
 
 class JournalMarks(msgspec.Struct, kw_only=True):
@@ -106,7 +106,7 @@ class CheckpointHead(JournalMarks, kw_only=True):
         for raw in self.topics:
             try:
                 row = _row_decoder.decode(raw)
-                places = tuple(Place(packs[pack], at, length, hashed) for pack, at, length, hashed in row.parts)
+                places = tuple(PartPlace(packs[pack], at, length, hashed) for pack, at, length, hashed in row.parts)
             except (msgspec.DecodeError, IndexError) as error:
                 raise Damaged(f"a row of checkpoint {self.through_seq}: {error}") from error
             yield TopicRow(row.topic, row.objects, row.gaps, row.listed, places)

@@ -65,7 +65,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk: DiskPrices = DiskPrices()
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class DailyTraffic(msgspec.Struct, frozen=True):
     """The mean traffic of a topic per day; `stored_ratio` is stored bytes of rows per wire byte."""
 
     topic: str
@@ -87,7 +87,7 @@ class Setting(msgspec.Struct, frozen=True):
     state_period_s: float = 10.0
 
 
-class Cost(msgspec.Struct, frozen=True):
+class MonthlyCost(msgspec.Struct, frozen=True):
     """The cost of a month in the steady state, when as many messages expire as arrive."""
 
     topic: str
@@ -111,13 +111,13 @@ class Cost(msgspec.Struct, frozen=True):
         return requests / 1000 + bytes_ / GB
 
 
-def costs_of(traffic: Sequence[Traffic], setting: Setting, prices: Prices) -> list[Cost]:
+def costs_of(traffic: Sequence[DailyTraffic], setting: Setting, prices: Prices) -> list[MonthlyCost]:
     """Return the costs of each topic, of the broker itself, and their sum."""
     topics = [_cost_of_topic(one, setting, prices) for one in traffic]
     by_day = any(one.messages and wait_of(one, setting) >= DAY_S for one in traffic)
     often = sum(objects_a_day(one, setting) for one in traffic if wait_of(one, setting) < DAY_S)
     rounds = min(DAY_S / setting.period_s, often + by_day)
-    broker = Cost(
+    broker = MonthlyCost(
         BROKER,
         puts=MONTH_DAYS * (2 * rounds + DAY_S / setting.state_period_s),
         gets=MONTH_DAYS * DAY_S / _LOOK_S,
@@ -125,13 +125,13 @@ def costs_of(traffic: Sequence[Traffic], setting: Setting, prices: Prices) -> li
     return [*topics, broker, _sum([*topics, broker])]
 
 
-def wait_of(one: Traffic, setting: Setting) -> float:
+def wait_of(one: DailyTraffic, setting: Setting) -> float:
     """Return the seconds from a topic's first message after a round to the round that archives it."""
     fills = setting.min_bytes * DAY_S / one.wire_bytes if one.wire_bytes else setting.max_age_s
     return max(setting.period_s, min(setting.max_age_s, fills))
 
 
-def objects_a_day(one: Traffic, setting: Setting) -> float:
+def objects_a_day(one: DailyTraffic, setting: Setting) -> float:
     """Return the objects per day of a topic before any compaction."""
     if not one.messages:
         return 0.0
@@ -141,7 +141,7 @@ def objects_a_day(one: Traffic, setting: Setting) -> float:
     return min(one.messages, (DAY_S + wait) / (wait + DAY_S / one.messages))
 
 
-def _cost_of_topic(one: Traffic, setting: Setting, prices: Prices) -> Cost:
+def _cost_of_topic(one: DailyTraffic, setting: Setting, prices: Prices) -> MonthlyCost:
     made, rows = objects_a_day(one, setting), one.wire_bytes * one.stored_ratio
     left = float(ceil(rows / COMPACTED_BYTES)) if setting.compaction else made
     compacts = setting.compaction and left < made
@@ -152,7 +152,7 @@ def _cost_of_topic(one: Traffic, setting: Setting, prices: Prices) -> Cost:
         puts, gets = made + left + COMPACTION_ENTRIES, made
     least = prices.store.minimum_object_bytes
     sizes = [(rows + number * OBJECT_BYTES, number, days) for number, days in kept]
-    return Cost(
+    return MonthlyCost(
         one.topic,
         objects_a_day=count,
         objects=sum(number * days for number, days in kept),
@@ -166,12 +166,12 @@ def _cost_of_topic(one: Traffic, setting: Setting, prices: Prices) -> Cost:
     )
 
 
-def _sum(costs: Sequence[Cost]) -> Cost:
-    names = [name for name in Cost.__struct_fields__ if name != "topic"]
-    return Cost(TOTAL, **{name: sum(getattr(one, name) for one in costs) for name in names})
+def _sum(costs: Sequence[MonthlyCost]) -> MonthlyCost:
+    names = [name for name in MonthlyCost.__struct_fields__ if name != "topic"]
+    return MonthlyCost(TOTAL, **{name: sum(getattr(one, name) for one in costs) for name in names})
 
 
-def traffic_seen(objects: Iterable[CommittedObject], days: float) -> list[Traffic]:
+def traffic_seen(objects: Iterable[CommittedObject], days: float) -> list[DailyTraffic]:
     """Return the traffic of an archive's topics in its newest `days`, ordered by wire bytes.
 
     The period ends at the newest message of any topic. It is shorter if the archive is, but at least an hour.
@@ -190,7 +190,7 @@ def traffic_seen(objects: Iterable[CommittedObject], days: float) -> list[Traffi
     return sorted(found, key=lambda one: (-one.wire_bytes, one.topic))
 
 
-def _traffic_of(topic: str, names: Sequence[CommittedObject], days: float) -> Traffic:
+def _traffic_of(topic: str, names: Sequence[CommittedObject], days: float) -> DailyTraffic:
     wire = sum(one.wire_bytes for one in names)
     stored = sum(max(0, one.size - OBJECT_BYTES) for one in names)
-    return Traffic(topic, sum(one.rows for one in names) / days, wire / days, stored / wire if wire else 0.0)
+    return DailyTraffic(topic, sum(one.rows for one in names) / days, wire / days, stored / wire if wire else 0.0)

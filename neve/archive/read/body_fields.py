@@ -23,7 +23,7 @@ _MORE = "(more names)"
 _TYPES = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str: "STRING", type(None): "NULL"}
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """The place of a message; places are ordered by time."""
 
     time_ms: int
@@ -43,12 +43,12 @@ class Field(NamedTuple):
     type: str
 
 
-class Seen(NamedTuple):
+class Occurrences(NamedTuple):
     """The occurrences of a field in a month: their number, the first and the last."""
 
     messages: int
-    first: Place
-    last: Place
+    first: MessagePlace
+    last: MessagePlace
 
 
 class MonthOfField(NamedTuple):
@@ -58,14 +58,14 @@ class MonthOfField(NamedTuple):
     field: Field
     change: str
     of: int  # sampled messages of the month
-    seen: Seen
+    seen: Occurrences
 
 
 class BodyFields:
     """The fields seen so far."""
 
     def __init__(self) -> None:
-        self._months: dict[str, dict[Field, Seen]] = {}
+        self._months: dict[str, dict[Field, Occurrences]] = {}
         self.messages: Counter[str] = Counter()  # sampled, by month
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -73,29 +73,29 @@ class BodyFields:
         for row in rows:
             at: datetime | None = row["store_timestamp"]
             month = "unknown" if at is None else at.strftime("%Y-%m")
-            place = Place(
+            place = MessagePlace(
                 -1 if at is None else int(at.timestamp() * 1000), row["broker"], row["queue_id"], row["queue_offset"]
             )
             self.messages[month] += 1
             self._note(self._months.setdefault(month, {}), set(fields_of(row["body"], row["body_error"])), place)
 
-    def _note(self, month: dict[Field, Seen], found: set[Field], place: Place) -> None:
+    def _note(self, month: dict[Field, Occurrences], found: set[Field], place: MessagePlace) -> None:
         for field in found:
             known = field if field in month or len(month) < _PATHS_MAX else Field(_MORE, "")
             seen = month.get(known)
             if seen is None:
-                month[known] = Seen(1, place, place)
+                month[known] = Occurrences(1, place, place)
             else:
-                month[known] = Seen(seen.messages + 1, min(seen.first, place), max(seen.last, place))
+                month[known] = Occurrences(seen.messages + 1, min(seen.first, place), max(seen.last, place))
 
     def lines(self) -> Iterator[MonthOfField]:
         """Yield the lines ordered by month and field."""
-        before: dict[Field, Seen] | None = None
+        before: dict[Field, Occurrences] | None = None
         for month, fields in sorted(self._months.items()):
             gone = {} if before is None else {field: seen for field, seen in before.items() if field not in fields}
             for field, seen in sorted({**fields, **gone}.items()):
                 change = "-" if field in gone else "+" if before is not None and field not in before else ""
-                shown = seen if field in fields else Seen(0, seen.first, seen.last)
+                shown = seen if field in fields else Occurrences(0, seen.first, seen.last)
                 yield MonthOfField(month, field, change, self.messages[month], shown)
             before = fields
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from neve.archive.catalog.catalog import Catalog, GapHit, Location
-from neve.archive.catalog.journal_reader import Listed, catalogs
+from neve.archive.catalog.journal_reader import ListedObject, catalogs
 from neve.archive.format.journal import CommittedObject, Gap
 from neve.archive.rows.row_groups import DecodedRows, decode_group
 from neve.archive.rows.schema import parse_footer
@@ -22,7 +22,7 @@ class ObjectSource(Protocol):
 
     def list_prefixes(self, prefix: str) -> Sequence[str]: ...
 
-    def list(self, prefix: str) -> Iterable[Listed]: ...
+    def list(self, prefix: str) -> Iterable[ListedObject]: ...
 
 
 class NotCommitted(LookupError):

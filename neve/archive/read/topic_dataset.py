@@ -39,7 +39,7 @@ class RowFilter(NamedTuple):
     keys: frozenset[str] | None = None
 
 
-class Bodies(NamedTuple):
+class BodyForm(NamedTuple):
     """The form of bodies."""
 
     inflate: bool
@@ -61,7 +61,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # untyped there
     """The rows of one topic. It exposes no fragments, because a file may contain expired rows."""
 
     def __init__(
-        self, files: ds.Dataset, rows: pc.Expression | None, keys: frozenset[str] | None, bodies: Bodies
+        self, files: ds.Dataset, rows: pc.Expression | None, keys: frozenset[str] | None, bodies: BodyForm
     ) -> None:  # the base class has no constructor for subclasses
         self._files, self._rows, self._keys, self._bodies = files, rows, keys, bodies
         error = [pa.field(_ERROR, pa.string())] if bodies.inflate else []
@@ -205,7 +205,9 @@ class _Finish:
         return ds.dataset(rows).scanner(columns=self._columns, filter=self._rows, use_threads=False)
 
 
-def topic_dataset(chosen: Iterable[Chosen], topic: str, store: str, wanted: RowFilter, bodies: Bodies) -> TopicDataset:
+def topic_dataset(
+    chosen: Iterable[Chosen], topic: str, store: str, wanted: RowFilter, bodies: BodyForm
+) -> TopicDataset:
     """Make a dataset of the objects that `selection` chose; their sizes come from the journal, without requests."""
     files, root = open_files(store)
     parquet = ds.ParquetFileFormat()

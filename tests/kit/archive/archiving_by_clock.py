@@ -48,7 +48,7 @@ class ArchivingByClock:
             store, "", broker, self._hot.log_uuid, local=home / "tier", disk=RealDisk(), clock=clock,
             checkpoint_entries=_CHECKPOINT_ENTRIES,
         )  # fmt: skip
-        self.journal.attach(self._hot.max_physical_offset)
+        self.journal.ownership.attach(self._hot.max_physical_offset)
         policy = Policy(ttl_hours=ttl_hours.get, grace_ms=GRACE_HOURS * HOUR_MS)
         self.jobs = ArchiveLifecycle(
             StoreAdapter(self._hot), self.journal, worker, lambda: policy, clock, SafeClock(clock)

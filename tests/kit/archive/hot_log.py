@@ -11,7 +11,7 @@ from infra.clock import SystemClock
 from infra.disk.filesystem import RealDisk
 from infra.loop import in_steps
 from infra.objects.open import open_store
-from lifecycle.hot_store import Hidden, Segment
+from lifecycle.hot_store import Hidden, LogSegment
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
@@ -30,7 +30,7 @@ class StoreAdapter(OneByOne):
     def __init__(self, store: MessageStore) -> None:
         self.store = store
 
-    def segments(self) -> Sequence[Segment]:
+    def segments(self) -> Sequence[LogSegment]:
         return self.store.segments()
 
     def flush(self) -> int:
@@ -153,5 +153,5 @@ def start(
     journal = JournalWriter(
         open_store(store_url), "", "b", store.log_uuid, local=tmp_path / "tier", disk=RealDisk(), clock=SystemClock()
     )
-    assert journal.attach(store.max_physical_offset).resume_at is None
+    assert journal.ownership.attach(store.max_physical_offset).resume_at is None
     return journal, ArchiveLifecycle(hot, journal, worker, Policy, SystemClock(), SafeClock(SystemClock()))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from lifecycle.hot_store import Aged
 from tiered.write.entry_run import EntryRun
-from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
+from tiered.write.offload_plan import FoundEntries, TopicRange, TopicUnreadable
 
 
 class OneByOne(Protocol):
@@ -23,7 +23,9 @@ class OneByOne(Protocol):
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int: ...
 
-    def entries_of(self, ranges: Sequence[TopicRange], *, timed: bool = False) -> Iterator[Found | TopicUnreadable]:
+    def entries_of(
+        self, ranges: Sequence[TopicRange], *, timed: bool = False
+    ) -> Iterator[FoundEntries | TopicUnreadable]:
         for wanted in ranges:
             try:
                 runs = self.entries(wanted.topic, wanted.start, wanted.end)
@@ -34,7 +36,7 @@ class OneByOne(Protocol):
             except TopicUnreadable as error:
                 yield error
             else:
-                yield Found(runs, oldest_ms)
+                yield FoundEntries(runs, oldest_ms)
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
         """Return the ends of expired messages by queue; other messages are checked again."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import greenlet
 
-from broker.archiving.outside import Outside
+from broker.archiving.environment import Environment
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.machine import Machine
@@ -36,8 +36,8 @@ class BrokerProcess:
 
     def __init__(self, config: BrokerConfig, clock: SimClock, disk: FaultyDisk, loop: SimLoop) -> None:
         self.disk, self.loop = disk, loop
-        outside = Outside(threads=SimThreads(), ask_loop=_Ask)
-        machine = Machine(clock=clock, disk=disk, outside=outside, check_port=_is_free)
+        environment = Environment(threads=SimThreads(), ask_loop=_Ask)
+        machine = Machine(clock=clock, disk=disk, environment=environment, check_port=_is_free)
         self.controller = BrokerController(config, machine, store_config=small_store)
 
     def start(self) -> None:

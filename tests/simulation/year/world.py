@@ -33,7 +33,7 @@ from neve.archive.catalog.catalog import Location
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.read.verify import VerifyReport, verify
 from tests.simulation.faulty_store import URL
-from tests.simulation.process import BROKER, Process, outside
+from tests.simulation.process import BROKER, Process, make_environment
 from tests.simulation.workers import SimulatedWorker
 from tests.simulation.year.bucket import CHECKPOINT, DATA, JOURNAL, STATE, BilledBucket
 from tests.simulation.year.figures import DayFigures, memory_of
@@ -123,7 +123,7 @@ class YearWorld:
             archive_max_age=HOUR_MS, file_reserved_time=24, expire_grace=12 * HOUR_MS, archive_compaction_enable=True,
             archive_compaction_bytes_per_second=0, journal_checkpoint_entries=size.checkpoint_entries,
         )  # fmt: skip
-        self._machine = outside(self._make_worker, lambda: self.bucket, lambda: False)
+        self._machine = make_environment(self._make_worker, lambda: self.bucket, lambda: False)
         self._numbers = 0
         self.topics: list[str] = []  # By rank.
         self._gone: deque[str] = deque()  # Names that are used again.

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from infra.clock import ManualClock
-from neve.archive.catalog.catalog import Catalog, Location, Totals
+from neve.archive.catalog.catalog import Catalog, Location, ObjectTotals
 from neve.archive.catalog.name_blocks import NAMES_MAX, UNPACKED_MAX, Block, blocks_of
 from neve.archive.catalog.queue_runs import QueueRuns
 from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
@@ -230,7 +230,7 @@ def test_offset_lookup_unpacks_one_block_and_queue_ends_none(unpacked: list[int]
     catalog = filled(1000)
     unpacked.clear()
     assert (catalog.min_offset("t", 1), catalog.max_offset("t", 1)) == (0, 5000)
-    assert (catalog.object_count, catalog.totals()) == (1000, Totals(1000, 10_000, 104_000, 1000, 999 * HOUR))
+    assert (catalog.object_count, catalog.totals()) == (1000, ObjectTotals(1000, 10_000, 104_000, 1000, 999 * HOUR))
     assert not catalog.topic("t").may_expire(-1)
     assert unpacked == []
     found = catalog.find("t", 1, 2503)

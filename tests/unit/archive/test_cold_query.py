@@ -15,7 +15,7 @@ from neve.archive.format.journal import Commit, CommittedObject, RowGroup, Topic
 from neve.record.codec import encode_record
 from neve.record.properties import properties_to_bytes
 from tiered.read import cold_query
-from tiered.read.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found, QueryKey
+from tiered.read.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, FoundRecords, QueryKey
 from tiered.worker.client import DecodedGroup
 
 ROWS = 4
@@ -77,22 +77,22 @@ def query_of(fetched: Fetched, made: Catalog | None = None) -> ColdQuery:
 
 def test_key_query_returns_exact_matches_newest_first() -> None:
     query = query_of(Fetched())
-    assert query.by_key("t", "odd", 3, 0, 1000) == Found([record(11), record(9), record(7)])
-    assert query.by_key("t", "k1", 32, 0, 1000) == Found([record(1)])
-    assert query.by_key("t", "ID5", 32, 0, 1000) == Found([record(5)])
-    assert query.by_key("t", "dd", 32, 0, 1000) == Found([])
-    assert query.by_key("other", "odd", 32, 0, 1000) == Found([])
+    assert query.by_key("t", "odd", 3, 0, 1000) == FoundRecords([record(11), record(9), record(7)])
+    assert query.by_key("t", "k1", 32, 0, 1000) == FoundRecords([record(1)])
+    assert query.by_key("t", "ID5", 32, 0, 1000) == FoundRecords([record(5)])
+    assert query.by_key("t", "dd", 32, 0, 1000) == FoundRecords([])
+    assert query.by_key("other", "odd", 32, 0, 1000) == FoundRecords([])
 
 
 def test_key_query_reads_only_row_groups_of_its_time() -> None:
     fetched = Fetched()
-    assert query_of(fetched).by_key("t", "odd", 32, 45, 65) == Found([record(5)])
+    assert query_of(fetched).by_key("t", "odd", 32, 45, 65) == FoundRecords([record(5)])
     assert fetched.groups == [1]
 
 
 def test_key_query_stops_at_its_limit_and_cancels_fetches() -> None:
     fetched = Fetched()
-    assert query_of(fetched, catalog(50)).by_key("t", "odd", 2, 0, 10_000) == Found([record(199), record(197)])
+    assert query_of(fetched, catalog(50)).by_key("t", "odd", 2, 0, 10_000) == FoundRecords([record(199), record(197)])
     assert fetched.groups == [49, 48, 47, 46]
 
 
@@ -101,8 +101,8 @@ def test_key_query_bounds_its_row_groups_and_reports_the_rest() -> None:
     query = query_of(fetched, catalog(GROUPS_MAX + 2))
     found = query.by_key("t", "k1", 32, 0, 1 << 60)
     assert fetched.groups == list(range(GROUPS_MAX + 1, 1, -1))
-    assert found == Found([], "2 row groups stored from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:00:00+00:00")
-    assert query.at(1000) == Found([record(1)])
+    assert found == FoundRecords([], "2 row groups stored from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:00:00+00:00")
+    assert query.at(1000) == FoundRecords([record(1)])
     assert query.at((GROUPS_MAX + 1) * 4000).unsearched.startswith("2 row groups")
 
 
@@ -113,7 +113,7 @@ def test_unreadable_row_group_is_skipped_and_reported() -> None:
     assert found.records == [record(offset) for offset in (11, 9, 3, 1)]
     assert found.unsearched.startswith("1 row groups")
     # The unreadable group may have newer matches. Two results suffice only if it cannot.
-    assert query_of(fetched).by_key("t", "odd", 2, 0, 1000) == Found([record(11), record(9)])
+    assert query_of(fetched).by_key("t", "odd", 2, 0, 1000) == FoundRecords([record(11), record(9)])
     assert query_of(fetched).by_key("t", "odd", 3, 0, 1000).unsearched.startswith("1 row groups")
 
 
@@ -133,10 +133,10 @@ def test_key_query_times_out_with_partial_results() -> None:
 def test_query_by_place_finds_only_visible_messages() -> None:
     made = catalog()
     query = query_of(Fetched(), made)
-    assert query.at(6000) == Found([record(6)])
-    assert query.at(6001) == Found([])
+    assert query.at(6000) == FoundRecords([record(6)])
+    assert query.at(6001) == FoundRecords([])
     made.apply(1, Topic(topic="t", deleted=True, minimums={0: 12}))
-    assert (query.at(6000), query.by_key("t", "odd", 32, 0, 1000)) == (Found([]), Found([]))
+    assert (query.at(6000), query.by_key("t", "odd", 32, 0, 1000)) == (FoundRecords([]), FoundRecords([]))
 
 
 class Filters:
@@ -158,14 +158,14 @@ def test_row_groups_excluded_by_filters_are_not_read() -> None:
     fetched = Fetched()
     filters = Filters(0, 7)
     query = ColdQuery(catalog(GROUPS_MAX * 3), fetched, ManualClock(), filters)
-    assert query.by_key("t", "k1", 32, 0, 1 << 60) == Found([record(1)])
+    assert query.by_key("t", "k1", 32, 0, 1 << 60) == FoundRecords([record(1)])
     assert (fetched.groups, len(filters.looks)) == ([7, 0], 1)
     fetched.fails = {7}
     assert query.by_key("t", "k1", 32, 0, 1 << 60).unsearched.startswith("1 row groups")
     fetched.groups.clear()
     query = ColdQuery(catalog(GROUPS_MAX * 3), fetched, ManualClock(), Filters(1))
-    assert (query.at(5000), fetched.groups) == (Found([record(5)]), [1])
-    assert query.by_key("t", "", 32, 0, 1000) == Found([])
+    assert (query.at(5000), fetched.groups) == (FoundRecords([record(5)]), [1])
+    assert query.by_key("t", "", 32, 0, 1000) == FoundRecords([])
 
 
 def test_unanswered_filter_request_is_cancelled_and_reported() -> None:
@@ -186,7 +186,7 @@ def test_cancelled_filter_request_excludes_nothing() -> None:
         look.cancel()
         return look
 
-    assert ColdQuery(catalog(), Fetched(), ManualClock(), called_off).by_key("t", "k1", 1, 0, 1000) == Found(
+    assert ColdQuery(catalog(), Fetched(), ManualClock(), called_off).by_key("t", "k1", 1, 0, 1000) == FoundRecords(
         [record(1)]
     )
 
@@ -230,10 +230,12 @@ def test_key_query_keeps_the_newest_objects_and_reports_the_rest(monkeypatch: py
     fetched = ByObject()
     query = ColdQuery(made, fetched, ManualClock(), Filters(0))
     found = query.by_key("t", "k799", 1, 0, 1 << 60)
-    assert (found, held) == (Found([record(799)]), [5])
+    assert (found, held) == (FoundRecords([record(799)]), [5])
     found = query.by_key("t", "k3", 1, 0, 1 << 60)
-    assert found == Found([], "195 row groups stored from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:00:07+00:00")
-    assert query.by_key("t", "k3", 1, 0, 100) == Found([record(3)]), "those of its time alone count"
+    assert found == FoundRecords(
+        [], "195 row groups stored from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:00:07+00:00"
+    )
+    assert query.by_key("t", "k3", 1, 0, 100) == FoundRecords([record(3)]), "those of its time alone count"
     unpacked: list[Block] = []
     names_of = Block.names
 
@@ -242,7 +244,7 @@ def test_key_query_keeps_the_newest_objects_and_reports_the_rest(monkeypatch: py
         return names_of(block)
 
     monkeypatch.setattr(Block, "names", noted)
-    assert query.by_key("t", "k799", 1, 7900, 8000) == Found([record(799)])
+    assert query.by_key("t", "k799", 1, 7900, 8000) == FoundRecords([record(799)])
     assert len(unpacked) == 1, "what is older is not unpacked"
 
 

@@ -10,12 +10,14 @@ import pytest
 
 from neve.archive.catalog.catalog import Catalog, Location
 from neve.archive.format.journal import Commit, CommittedObject, Expire, RowGroup
+from tests.kit.archive.cold_reads import read_cold
 from tests.kit.clock.waiting import wait_until
 from tiered.read import cold_reader, group_fetches
 from tiered.read.cold_cache import GroupCache
 from tiered.read.cold_reader import ColdReader, ColdUnavailable, Located
 from tiered.read.fetch_queue import LINE_MAX
 from tiered.read.read_ahead import ReadAhead
+from tiered.read.read_request import ReadRequest
 from tiered.worker.client import DecodedGroup
 from tiered.worker.failed import WorkerFailed
 from tiered.worker.frames import MayHold
@@ -78,7 +80,7 @@ def test_concurrent_equal_reads_share_one_fetch() -> None:
     source.gate.clear()
     reader = ColdReader(catalog_of(1), source, "")
     with ThreadPoolExecutor(8) as pool:
-        reads = [pool.submit(reader.get, "t", 0, 3, 4, 1 << 20) for _ in range(8)]
+        reads = [pool.submit(read_cold, reader, ReadRequest("", "t", 0, 3, 4, 1 << 20)) for _ in range(8)]
         source.gate.set()
         results = [read.result(20) for read in reads]
     assert source.reads == [0]
@@ -91,13 +93,13 @@ def test_fetch_of_a_forgotten_object_is_returned_but_not_cached() -> None:
     source.gate.clear()
     reader = ColdReader(catalog, source, "")
     with ThreadPoolExecutor(1) as pool:
-        read = pool.submit(reader.get, "t", 0, 3, 4, 1 << 20)
+        read = pool.submit(read_cold, reader, ReadRequest("", "t", 0, 3, 4, 1 << 20))
         wait_until(lambda: source.reads == [0])
         reader.forget(catalog.objects("t"))
         source.gate.set()
         assert read.result(20).count == 4
     assert reader.cached_bytes == 0
-    assert reader.get("t", 0, 3, 4, 1 << 20).count == 4
+    assert read_cold(reader, ReadRequest("", "t", 0, 3, 4, 1 << 20)).count == 4
     assert source.reads == [0, 0] and reader.cached_bytes > 0, "what is fetched later is kept as ever"
     reader.close()
 
@@ -107,9 +109,9 @@ def test_cold_read_retries_one_failure_and_raises_after_two() -> None:
     reader = ColdReader(catalog_of(1), source, "")
     source.failures = 2
     with pytest.raises(ColdUnavailable):
-        reader.get("t", 0, 0, 4, 1 << 20)
+        read_cold(reader, ReadRequest("", "t", 0, 0, 4, 1 << 20))
     source.failures = 1
-    assert reader.get("t", 0, 0, 4, 1 << 20).status == "FOUND"
+    assert read_cold(reader, ReadRequest("", "t", 0, 0, 4, 1 << 20)).status == "FOUND"
     reader.close()
 
 
@@ -117,12 +119,12 @@ def test_read_ahead_serves_sequential_but_not_random_reads() -> None:
     source = RecordingSource()
     reader = ColdReader(catalog_of(40), source, "")
     for offset in (350, 200, 5):
-        reader.get("t", 0, offset, 1, 1 << 20)
+        read_cold(reader, ReadRequest("", "t", 0, offset, 1, 1 << 20))
     assert sorted(source.reads) == [0, 20, 35]
-    reader.get("t", 0, 6, 10, 1 << 20)
-    reader.get("t", 0, 10, 10, 1 << 20)
+    read_cold(reader, ReadRequest("", "t", 0, 6, 10, 1 << 20))
+    read_cold(reader, ReadRequest("", "t", 0, 10, 10, 1 << 20))
     wait_until(lambda: 2 in source.reads)
-    reader.get("t", 0, 20, 10, 1 << 20)
+    read_cold(reader, ReadRequest("", "t", 0, 20, 10, 1 << 20))
     wait_until(lambda: {3, 4} <= set(source.reads))
     reader.close()
 
@@ -138,7 +140,7 @@ def test_next_location_is_looked_up_once_not_at_each_pull(monkeypatch: pytest.Mo
     monkeypatch.setattr(catalog, "next_location", counted)
     reader = ColdReader(catalog, source, "")
     for offset in range(400):
-        result = reader.get("t", 0, offset, 1, 1 << 20)
+        result = read_cold(reader, ReadRequest("", "t", 0, offset, 1, 1 << 20))
         assert (result.next_offset, bytes(result.buffers[0])) == (offset + 1, bytes([offset // ROWS]) * SIZE)
     assert sorted(source.reads) == list(range(40))
     assert [group for group in asked if group < 39] == list(range(39))
@@ -167,18 +169,18 @@ def test_disk_cache_keeps_refetched_groups_not_replayed_ones(monkeypatch: pytest
     source = RecordingSource()
     reader = ColdReader(catalog_of(9), source, "", 1)  # too small to keep anything in memory
     for index in (0, 1, 2, 3):
-        reader.get("t", 0, index * ROWS, 1, 1 << 20)
+        read_cold(reader, ReadRequest("", "t", 0, index * ROWS, 1, 1 << 20))
     assert source.kept == []
-    reader.get("t", 0, 0, 1, 1 << 20, group="another")
+    read_cold(reader, ReadRequest("another", "t", 0, 0, 1, 1 << 20))
     assert source.kept == [0]
     for index in (4, 5, 6, 0, 3):
-        reader.get("t", 0, index * ROWS, 1, 1 << 20)
+        read_cold(reader, ReadRequest("", "t", 0, index * ROWS, 1, 1 << 20))
     assert source.kept == [0, 0], "of four row groups it is known that they were fetched"
     source.failures = 1
-    reader.get("t", 0, 0, 1, 1 << 20)
+    read_cold(reader, ReadRequest("", "t", 0, 0, 1, 1 << 20))
     assert source.kept == [0, 0, 0, 0], "a second try is the same fetch"
     source.failures = 1
-    reader.get("t", 0, 8 * ROWS, 1, 1 << 20)
+    read_cold(reader, ReadRequest("", "t", 0, 8 * ROWS, 1, 1 << 20))
     assert source.kept == [0, 0, 0, 0]
     reader.close()
 
@@ -220,7 +222,7 @@ def test_read_ahead_stops_before_it_evicts_its_own_work() -> None:
     source = RecordingSource()
     reader = ColdReader(catalog_of(400), source, "", 64 * group_of(0).nbytes)
     for offset in range(0, 160, 5):
-        reader.get("t", 0, offset, 5, 1 << 20, group="a")
+        read_cold(reader, ReadRequest("a", "t", 0, offset, 5, 1 << 20))
     wait_until(lambda: len(source.reads) >= 16 + 8)
     assert len(source.reads) == len(set(source.reads))
     assert max(source.reads) <= 16 + 64 // 4
@@ -231,8 +233,8 @@ def test_groups_on_one_queue_have_independent_read_ahead() -> None:
     source = RecordingSource()
     reader = ColdReader(catalog_of(40), source, "")
     for step in range(2):
-        reader.get("t", 0, 5 + step, 1, 1 << 20, group="a")
-        reader.get("t", 0, 300 - 50 * step, 1, 1 << 20, group="b")
+        read_cold(reader, ReadRequest("a", "t", 0, 5 + step, 1, 1 << 20))
+        read_cold(reader, ReadRequest("b", "t", 0, 300 - 50 * step, 1, 1 << 20))
     wait_until(lambda: 1 in source.reads)
     assert sorted(source.reads) == [0, 1, 25, 30]
     reader.close()
@@ -242,8 +244,8 @@ def test_broadcast_clients_have_independent_read_ahead() -> None:
     source = RecordingSource()
     reader = ColdReader(catalog_of(40), source, "")
     for step in range(2):
-        reader.get("t", 0, 5 + step, 1, 1 << 20, group="g", client=("10.0.0.1", 1))
-        reader.get("t", 0, 300 + step, 1, 1 << 20, group="g", client=("10.0.0.2", 1))
+        read_cold(reader, ReadRequest("g", "t", 0, 5 + step, 1, 1 << 20, client=("10.0.0.1", 1)))
+        read_cold(reader, ReadRequest("g", "t", 0, 300 + step, 1, 1 << 20, client=("10.0.0.2", 1)))
     wait_until(lambda: {1, 31} <= set(source.reads))
     assert sorted(source.reads) == [0, 1, 30, 31]
     reader.close()
@@ -253,8 +255,8 @@ def test_replay_of_one_group_does_not_delay_another_group() -> None:
     source = RecordingSource()
     source.gate.clear()
     reader = ColdReader(catalog_of(400), source, "")
-    flood = [reader.locate("replay", "t", 0, index * ROWS) for index in range(300)]
-    single = reader.locate("other", "t", 0, 350 * ROWS)
+    flood = [reader.locate(ReadRequest("replay", "t", 0, index * ROWS, 1, 1)) for index in range(300)]
+    single = reader.locate(ReadRequest("other", "t", 0, 350 * ROWS, 1, 1))
     assert isinstance(single, Located)
     source.gate.set()
     single.decoded.result(20)
@@ -272,9 +274,9 @@ def test_cancelled_fetch_leaves_the_bounded_queue() -> None:
     located = []
     with pytest.raises(ColdUnavailable, match="wait already"):
         for index in range(LINE_MAX + 50):
-            located.append(reader.locate("a", "t", 0, index * ROWS))
+            located.append(reader.locate(ReadRequest("a", "t", 0, index * ROWS, 1, 1)))
     assert LINE_MAX <= reader.waiting < LINE_MAX + 10
-    twice = reader.locate("b", "t", 0, 500 * ROWS)
+    twice = reader.locate(ReadRequest("b", "t", 0, 500 * ROWS, 1, 1))
     for one in located:
         assert isinstance(one, Located)
         one.decoded.cancel()
@@ -312,7 +314,7 @@ def test_object_that_expires_during_its_read_is_no_failure() -> None:
 
     catalog = catalog_of(1)
     reader = ColdReader(catalog, Vanishing(), "")
-    got = reader.get("t", 0, 3, 4, 1 << 20)
+    got = read_cold(reader, ReadRequest("", "t", 0, 3, 4, 1 << 20))
     assert (got.status, got.next_offset) == ("OFFSET_TOO_SMALL", 10)
     reader.close()
 
@@ -322,18 +324,20 @@ def test_offline_catalog_never_reports_unknown_offsets_as_lost() -> None:
     reader = ColdReader(catalog_of(1), RecordingSource(), "", is_current=lambda: current[0])
     for queue in (0, 1):
         with pytest.raises(ColdUnavailable, match="not known now"):
-            reader.get("t", queue, 50, 4, 1 << 20)
-    assert reader.get("t", 0, 3, 4, 1 << 20).status == "FOUND"
+            read_cold(reader, ReadRequest("", "t", queue, 50, 4, 1 << 20))
+    assert read_cold(reader, ReadRequest("", "t", 0, 3, 4, 1 << 20)).status == "FOUND"
     current[0] = True
-    assert reader.get("t", 0, 50, 4, 1 << 20).status == "OFFSET_OVERFLOW_ONE"
+    assert read_cold(reader, ReadRequest("", "t", 0, 50, 4, 1 << 20)).status == "OFFSET_OVERFLOW_ONE"
     reader.close()
 
 
 def test_tags_and_time_find_rows_across_row_groups() -> None:
     reader = ColdReader(catalog_of(3), RecordingSource(), "")
-    got = reader.get("t", 0, 0, 3, 1 << 20, frozenset({1}))
+    got = read_cold(reader, ReadRequest("", "t", 0, 0, 3, 1 << 20, codes=frozenset({1})))
     assert (got.count, got.next_offset, len(got.buffers)) == (3, 6, 3)
-    assert reader.get("t", 0, 0, 3, 1 << 20, frozenset({7})).status == "NO_MATCHED_MESSAGE"
+    assert (
+        read_cold(reader, ReadRequest("", "t", 0, 0, 3, 1 << 20, codes=frozenset({7}))).status == "NO_MATCHED_MESSAGE"
+    )
     assert reader.offset_by_time("t", 0, 15) == 15
     assert reader.offset_by_time("t", 0, 15, upper=True) == 15
     assert reader.offset_by_time("t", 0, 99) is None

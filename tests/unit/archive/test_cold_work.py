@@ -9,14 +9,16 @@ from infra.disk.filesystem import RealDisk
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import CommittedObject
 from neve.archive.rows.schema import ObjectFacts
+from tests.kit.archive.cold_reads import read_cold
 from tests.kit.archive.records import TOPIC
 from tests.kit.archive.rounds import Round, commit, make_round
 from tests.kit.store.memory_store import MemoryStore
 from tiered.read.cold_reader import ColdReader, ColdResult
+from tiered.read.read_request import ReadRequest
 from tiered.worker import frames
 from tiered.worker.client import WorkerClient
 from tiered.worker.disk_cache import DiskCache
-from tiered.worker.group_memory import Piece
+from tiered.worker.group_memory import MemoryPiece
 from tiered.worker.process import Worker
 from tiered.write.entry_run import PartOfRun
 from tiered.write.segment_writer import GroupSizes, encode
@@ -83,10 +85,10 @@ def test_replay_fetches_each_row_group_once_and_reuses_memory(tmp_path: Path) ->
         for queue, offset in offsets.items():
             if offset == OBJECTS * ROWS:
                 continue
-            got = reader.at_hand("g", TOPIC, queue, offset, PULL, MIB, None)
+            got = reader.at_hand(ReadRequest("g", TOPIC, queue, offset, PULL, MIB))
             if got is None:
                 waited += 1
-                got = reader.get(TOPIC, queue, offset, PULL, MIB, group="g")
+                got = read_cold(reader, ReadRequest("g", TOPIC, queue, offset, PULL, MIB))
             assert_is(got, records, queue, offset)
             offsets[queue] = got.next_offset
             pulls += 1
@@ -110,15 +112,15 @@ def test_row_group_forgotten_during_its_fetch_is_not_cached(tmp_path: Path) -> N
     socket: Any = None
     worker = Worker(socket, cache, open_store=lambda url: store)
     (group,) = name.row_groups
-    stored = frames.StoredObject(name.key, name.size, name.footer, [(group.offset, group.length)])
+    stored = frames.ObjectParts(name.key, name.size, name.footer, [(group.offset, group.length)])
     read = frames.ReadGroup(
         1, "", name.key, TOPIC, name.size, name.footer, 0, group.offset, group.length,
         group.wire_bytes, group.runs, keep=True,
     )  # fmt: skip
-    piece = Piece(frames.size_of_group(group.rows, group.wire_bytes))
+    piece = MemoryPiece(frames.size_of_group(group.rows, group.wire_bytes))
 
     def forget(verb: str, key: str) -> None:
-        worker._forget(frames.Forget(2, "", [stored]))
+        worker._forget(frames.ForgetObjects(2, "", [stored]))
 
     store.on_call = forget
     assert worker.read_group(read, piece.descriptor).rows == 60, "it is answered as ever"

@@ -18,12 +18,12 @@ from neve.archive.policy.cost import (
     HOUR_MS,
     OBJECT_BYTES,
     TOTAL,
-    Cost,
+    DailyTraffic,
     DiskPrices,
+    MonthlyCost,
     Prices,
     Setting,
     StorePrices,
-    Traffic,
     costs_of,
     objects_a_day,
     traffic_seen,
@@ -31,7 +31,7 @@ from neve.archive.policy.cost import (
 )
 from tests.kit.archive.journal_entries import committed
 
-HOURLY = Traffic("hourly", messages=24, wire_bytes=24_000, stored_ratio=0.5)
+HOURLY = DailyTraffic("hourly", messages=24, wire_bytes=24_000, stored_ratio=0.5)
 FREE = Prices()
 T0 = 1_790_000_000_000 // DAY_MS * DAY_MS
 
@@ -39,7 +39,7 @@ T0 = 1_790_000_000_000 // DAY_MS * DAY_MS
 def test_cost_of_a_slow_topic_with_hourly_rounds() -> None:
     """Objects wait an hour and messages arrive hourly: 12 rounds a day, and a half more for midnight."""
     topic, broker, total = costs_of([HOURLY], Setting(max_age_s=3600, replicas=2), FREE)
-    assert topic == Cost(
+    assert topic == MonthlyCost(
         "hourly",
         objects_a_day=12.5,
         objects=375,
@@ -57,7 +57,7 @@ def test_cost_of_a_slow_topic_with_hourly_rounds() -> None:
 
 def test_compaction_trades_requests_for_objects() -> None:
     topic = costs_of([HOURLY], Setting(max_age_s=3600, compaction=True), FREE)[0]
-    assert topic == Cost(
+    assert topic == MonthlyCost(
         "hourly",
         objects_a_day=1,
         objects=30 * 1 + 2 * 12.5,
@@ -72,14 +72,14 @@ def test_compaction_trades_requests_for_objects() -> None:
 
 
 def test_cost_model_skips_compaction_of_one_object_a_day() -> None:
-    rare = Traffic("rare", messages=0.5, wire_bytes=500, stored_ratio=0.5)
+    rare = DailyTraffic("rare", messages=0.5, wire_bytes=500, stored_ratio=0.5)
     plain, compacted = (costs_of([rare], Setting(max_age_s=3600, compaction=on), FREE)[0] for on in (False, True))
     assert plain.objects_a_day == 0.5, "no more objects than messages"
     assert compacted == plain
 
 
 def test_cost_of_fast_topic_is_bounded_by_bytes_and_period() -> None:
-    fast = Traffic("fast", messages=86_400_000, wire_bytes=86_400 * (1 << 20), stored_ratio=0.5)
+    fast = DailyTraffic("fast", messages=86_400_000, wire_bytes=86_400 * (1 << 20), stored_ratio=0.5)
     setting = Setting(max_age_s=3600, min_bytes=64 << 20)
     assert wait_of(fast, setting) == 64
     assert objects_a_day(fast, setting) == pytest.approx((DAY_S + 64) / 64.001)
@@ -128,7 +128,7 @@ def test_modelled_object_count_equals_the_scheduling_rule(every_s: int, age_s: i
             made += len({at // DAY_MS for at in pending})
             oldest = max(oldest, now - pending[0])
             pending = []
-    said = objects_a_day(Traffic("t", DAY_S / every_s, 1000 * DAY_S / every_s, 0.5), Setting(max_age_s=age_s))
+    said = objects_a_day(DailyTraffic("t", DAY_S / every_s, 1000 * DAY_S / every_s, 0.5), Setting(max_age_s=age_s))
     assert made / days == pytest.approx(said, rel=0.12)
     assert oldest <= age_s * 1000 + 60_000, "the bound holds"
 
@@ -141,7 +141,7 @@ def placed(topic: str, day: float, rows: int, wire: int, size: int) -> Committed
     return msgspec.structs.replace(base, **changes, max_time=begin + HOUR_MS)
 
 
-def seen(objects: Iterable[CommittedObject], days: float) -> list[Traffic]:
+def seen(objects: Iterable[CommittedObject], days: float) -> list[DailyTraffic]:
     return traffic_seen(objects, days)
 
 
@@ -153,12 +153,15 @@ def test_traffic_rates_use_the_newest_days() -> None:
         placed("slow", end, 20, 8000, OBJECT_BYTES + 2000),
         placed("fast", 8, 4000, 4_000_000, OBJECT_BYTES + 1_000_000),
     ]
-    assert seen(objects, 4) == [Traffic("fast", 1000, 1_000_000, 0.25), Traffic("slow", 10, 4000, 6000 / 16_000)]
+    assert seen(objects, 4) == [
+        DailyTraffic("fast", 1000, 1_000_000, 0.25),
+        DailyTraffic("slow", 10, 4000, 6000 / 16_000),
+    ]
     assert [one.topic for one in seen(objects, 100)] == ["fast", "old", "slow"]
     assert seen(objects, 100)[2].messages == 4, "ten days, as much as there is"
 
 
 def test_traffic_of_a_single_object_is_averaged_over_an_hour() -> None:
     one = placed("t", 0, 10, 1000, OBJECT_BYTES)
-    assert seen([msgspec.structs.replace(one, max_time=one.min_time)], 7) == [Traffic("t", 240, 24_000, 0)]
+    assert seen([msgspec.structs.replace(one, max_time=one.min_time)], 7) == [DailyTraffic("t", 240, 24_000, 0)]
     assert seen([msgspec.structs.replace(one, min_time=-1, max_time=-1)], 7) == []

@@ -9,12 +9,12 @@ import pytest
 
 from tiered.worker import frames
 from tiered.worker.client import DecodedGroup
-from tiered.worker.group_memory import GroupMemory, Piece
+from tiered.worker.group_memory import GroupMemory, MemoryPiece
 
 MIB = 1 << 20
 
 
-def filled(memory: GroupMemory, letter: bytes, size: int = MIB) -> tuple[Piece, memoryview]:
+def filled(memory: GroupMemory, letter: bytes, size: int = MIB) -> tuple[MemoryPiece, memoryview]:
     piece = memory.take(size)
     frames.fill(piece.descriptor, [memoryview(letter * size)])
     return piece, memory.lend(piece)
@@ -127,7 +127,7 @@ def test_fill_writes_parts_contiguously_after_short_writes(monkeypatch: pytest.M
     assert piece.content(50) == b"x" * 7 + np.arange(5, dtype=np.int64).tobytes() + b"end"
 
 
-def _is_open(piece: Piece) -> bool:
+def _is_open(piece: MemoryPiece) -> bool:
     try:
         return os.fstat(piece.descriptor).st_size == piece.size
     except OSError:

@@ -17,7 +17,7 @@ from neve.archive.format.journal import Abort, AnyEntry, Expire, Intent, NewerFo
 from neve.archive.format.keys import data_key
 from tests.kit.store.sim_disk import SimDisk
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal.identity import Identity, IdentityFile, Since
+from tiered.journal.identity import ArchiveIdentity, IdentityFile, Since
 from tiered.journal.local_journal import LocalJournal
 from tiered.journal.named_topics import Lasts, raise_lasts
 
@@ -63,7 +63,7 @@ class CutDisk(SimDisk):
         return after
 
 
-def opened(disk: SimDisk) -> tuple[IdentityFile, Identity | None]:
+def opened(disk: SimDisk) -> tuple[IdentityFile, ArchiveIdentity | None]:
     file = IdentityFile(STATE, disk)
     return file, file.read()
 
@@ -80,7 +80,7 @@ class IdentityHistory:
     """Lower and upper bounds of the identity that one directory must have after a power cut."""
 
     def __init__(self) -> None:
-        self.known = Identity("b", "u", 1, 0, {})
+        self.known = ArchiveIdentity("b", "u", 1, 0, {})
         self.tried: Lasts = {}
         self.high = 0
 
@@ -91,7 +91,7 @@ class IdentityHistory:
             self.high = high
             for topic, lasts in names.items():
                 raise_lasts(self.tried.setdefault(topic, {}), lasts)
-            more = msgspec.msgpack.decode(msgspec.msgpack.encode(self.known), type=Identity)
+            more = msgspec.msgpack.decode(msgspec.msgpack.encode(self.known), type=ArchiveIdentity)
             for topic, lasts in names.items():
                 raise_lasts(more.named.setdefault(topic, {}), lasts)
             more.high, more.heard = high, more.heard + dice.randrange(2)
@@ -101,7 +101,7 @@ class IdentityHistory:
                 file.write(more)
             self.known = more
 
-    def check(self, found: Identity | None) -> Identity:
+    def check(self, found: ArchiveIdentity | None) -> ArchiveIdentity:
         if found is None:
             assert not self.known.named, "the first one never ended"
             return self.known
@@ -129,10 +129,10 @@ def test_power_cut_at_any_write_keeps_identity_used_by_entries(seed: int) -> Non
 def test_frames_older_than_the_snapshot_are_ignored() -> None:
     disk = SimDisk()
     file, _ = opened(disk)
-    file.write(Identity("b", "u", 1, 0, {}))
+    file.write(ArchiveIdentity("b", "u", 1, 0, {}))
     file.add(Since(5, 1, {"t": {0: 9}}))
     older = disk.read(SINCE)
-    file.write(Identity("b", "u", 1, 0, {}))  # like an identity after an ABORT
+    file.write(ArchiveIdentity("b", "u", 1, 0, {}))  # like an identity after an ABORT
     disk.write_atomic(SINCE, older)
     found = opened(disk)[1]
     assert found is not None
@@ -143,14 +143,14 @@ def test_snapshot_precedes_additions_after_a_failure_and_a_start() -> None:
     disk = SimDisk()
     file, _ = opened(disk)
     assert not file.takes_more
-    file.write(Identity("b", "u", 1, 0, {}))
+    file.write(ArchiveIdentity("b", "u", 1, 0, {}))
     file.add(Since(5, 1, {"t": {0: 9}}))
     disk.fail_sync = lambda path: path == SINCE
     with pytest.raises(OSError, match="Input/output error"):
         file.add(Since(6, 1, {"t": {0: 10}}))
     assert not file.takes_more, "what is behind a torn frame is never read"
     disk.fail_sync = lambda path: False
-    file.write(Identity("b", "u", 1, 6, {"t": {0: 10}}))
+    file.write(ArchiveIdentity("b", "u", 1, 6, {"t": {0: 10}}))
     assert file.takes_more
     assert not opened(disk)[0].takes_more
 
@@ -158,7 +158,7 @@ def test_snapshot_precedes_additions_after_a_failure_and_a_start() -> None:
 def test_identity_bytes_written_are_proportional_to_additions() -> None:
     disk = SimDisk()
     file, _ = opened(disk)
-    known = Identity("b", "u", 1, 0, {f"topic-{number:05d}": {0: 1, 1: 2} for number in range(5_000)})
+    known = ArchiveIdentity("b", "u", 1, 0, {f"topic-{number:05d}": {0: 1, 1: 2} for number in range(5_000)})
     file.write(known)
     size, came, wholes = disk.size(WHOLE), 0, 0
     for number in range(20_000):
@@ -175,7 +175,9 @@ def test_identity_bytes_written_are_proportional_to_additions() -> None:
 def test_identity_of_a_newer_format_is_refused() -> None:
     disk = SimDisk()
     disk.make_dirs(STATE)
-    disk.write_atomic(WHOLE, msgspec.msgpack.encode(msgspec.structs.replace(Identity("b", "u", 1, 0, {}), version=2)))
+    disk.write_atomic(
+        WHOLE, msgspec.msgpack.encode(msgspec.structs.replace(ArchiveIdentity("b", "u", 1, 0, {}), version=2))
+    )
     with pytest.raises(NewerFormat, match=r"identity\.msgpack has format 2: this program knows up to 1"):
         opened(disk)
 
@@ -228,7 +230,7 @@ def test_intent_cost_is_independent_of_the_number_of_topics(tmp_path: Path, monk
     rig.journal.append(Expire(keys=[], minimums={topics[1]: {0: 7}}, delete_after_ms=0), plan=rig.journal.named.mark())
     assert 0 < written.take() < 300
     rig.restart()
-    assert rig.journal.reaches == 6 * 64
+    assert rig.journal.ownership.reaches == 6 * 64
     following = rig.attachment.queue_next
     assert (following[topics[0], 3], following[topics[1], 0], len(following)) == (60, 10, 40_000)
 

@@ -27,7 +27,7 @@ from neve.record.codec import encode_record
 from tests.kit.clock.waiting import wait_until
 from tiered.worker import frames
 from tiered.worker.client import WorkerClient
-from tiered.worker.pipeline import Wanted, described
+from tiered.worker.pipeline import UploadBatch, described
 from tiered.worker.process import Worker, encoders_of
 from tiered.write import segment_writer, small_objects
 from tiered.write.entry_run import PartOfRun
@@ -242,7 +242,7 @@ def test_worker_processes_requests_in_parallel_on_more_cores(tmp_path: Path) -> 
     serving.start()
     url, one = f"dir:{tmp_path / 'store'}", named(log)
     for number in (0, 1):
-        request, arrays = described(Wanted([one[number]], log.files), url, {}, str(tmp_path))
+        request, arrays = described(UploadBatch([one[number]], log.files), url, {}, str(tmp_path))
         request.id = number + 1
         descriptor = frames.shared([array.data for array in arrays])
         frames.send(ours, request, descriptor)

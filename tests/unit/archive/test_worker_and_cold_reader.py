@@ -24,16 +24,18 @@ from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Gap, Intent, encode_entry
 from neve.archive.format.keys import journal_key
 from neve.record.properties import tags_code
+from tests.kit.archive.cold_reads import read_cold
 from tests.kit.archive.one_upload import upload_one
 from tests.kit.archive.records import T0, TOPIC
 from tests.kit.archive.rounds import Round, commit, make_round
 from tests.kit.clock.waiting import wait_until
-from tiered.read.cold_query import Found
+from tiered.read.cold_query import FoundRecords
 from tiered.read.cold_reader import ColdReader, ColdUnavailable
+from tiered.read.read_request import ReadRequest
 from tiered.worker import frames
 from tiered.worker.client import WorkerClient
 from tiered.worker.failed import WorkerFailed
-from tiered.worker.group_memory import Piece
+from tiered.worker.group_memory import MemoryPiece
 from tiered.worker.patience import Patience
 from tiered.write.uploader import ContentConflict, EncodeFailed
 
@@ -56,13 +58,14 @@ def upload(worker: WorkerClient, url: str, made: Round) -> CommittedObject:
     return upload_one(worker, url, made.name, made.entries, made.files)
 
 
-def read_all(reader: ColdReader, queue: int, offset: int, **options: Any) -> tuple[bytes, int]:
+def read_all(reader: ColdReader, queue: int, offset: int, codes: frozenset[int] | None = None) -> tuple[bytes, int]:
+    read = ReadRequest("", TOPIC, queue, offset, 32, 1 << 16, codes)
     collected = b""
-    while (got := reader.get(TOPIC, queue, offset, 32, 1 << 16, **options)).status in {"FOUND", "NO_MATCHED_MESSAGE"}:
-        assert got.next_offset > offset
+    while (got := read_cold(reader, read)).status in {"FOUND", "NO_MATCHED_MESSAGE"}:
+        assert got.next_offset > read.offset
         collected += b"".join(got.buffers)
-        offset = got.next_offset
-    return collected, offset
+        read.offset = got.next_offset
+    return collected, read.offset
 
 
 def test_cold_bytes_equal_sealed_bytes_over_objects_gaps_and_tags(
@@ -77,12 +80,12 @@ def test_cold_bytes_equal_sealed_bytes_over_objects_gaps_and_tags(
     expected = {**first.records, **second.records}
     got, end = read_all(reader, 0, 5)
     assert got == b"".join(expected[0, offset] for offset in range(5, 130)) and end == 130
-    assert reader.get(TOPIC, 3, 55, 32, 1 << 16).status == "OFFSET_FOUND_NULL"
-    assert reader.get(TOPIC, 3, 55, 32, 1 << 16).next_offset == 60
-    tagged, _ = read_all(reader, 0, 0, tag_codes=frozenset({tags_code("b")}))
+    assert read_cold(reader, ReadRequest("", TOPIC, 3, 55, 32, 1 << 16)).status == "OFFSET_FOUND_NULL"
+    assert read_cold(reader, ReadRequest("", TOPIC, 3, 55, 32, 1 << 16)).next_offset == 60
+    tagged, _ = read_all(reader, 0, 0, codes=frozenset({tags_code("b")}))
     assert tagged == b"".join(expected[0, offset] for offset in range(0, 130, 3))
-    assert reader.get(TOPIC, 0, 0, 32, 1).count == 1
-    assert reader.get(TOPIC, 0, 130, 32, 1).status == "OFFSET_OVERFLOW_ONE"
+    assert read_cold(reader, ReadRequest("", TOPIC, 0, 0, 32, 1)).count == 1
+    assert read_cold(reader, ReadRequest("", TOPIC, 0, 130, 32, 1)).status == "OFFSET_OVERFLOW_ONE"
     assert reader.offset_by_time(TOPIC, 0, T0 + 100, upper=False) == 100
     assert reader.offset_by_time(TOPIC, 0, T0 + 100, upper=True) == 100
     assert reader.offset_by_time(TOPIC, 0, 0, upper=False) == 0
@@ -98,8 +101,8 @@ def test_query_by_place_fetches_one_row_group(tmp_path: Path, url: str, worker: 
     reader = ColdReader(catalog, worker, url)
     places = made.entries[2].physical
     for offset in (0, 500, 999):
-        assert reader.record_at(int(places[offset])) == Found([made.records[2, offset]])
-    assert reader.record_at(int(places[500]) + 1) == Found([])
+        assert reader.record_at(int(places[offset])) == FoundRecords([made.records[2, offset]])
+    assert reader.record_at(int(places[500]) + 1) == FoundRecords([])
     assert (reader.counts.fetches, reader.counts.filters) == (4, 4)
     reader.close()
 
@@ -302,11 +305,11 @@ def test_failed_row_group_copy_closes_its_descriptor(
     name = upload(worker, url, made)
     taken: list[int] = []
 
-    def fail(piece: Piece, size: int) -> NoReturn:
+    def fail(piece: MemoryPiece, size: int) -> NoReturn:
         taken.append(piece.descriptor)
         raise MemoryError
 
-    monkeypatch.setattr(Piece, "content", fail)
+    monkeypatch.setattr(MemoryPiece, "content", fail)
     with pytest.raises(MemoryError):
         worker.read_group(url, name, 0)
     (descriptor,) = taken
@@ -356,7 +359,7 @@ def test_damaged_and_missing_objects_are_never_skipped(tmp_path: Path, url: str,
     commit(catalog, made, name)
     reader = ColdReader(catalog, worker, url)
     with pytest.raises(ColdUnavailable, match="NotFound"):
-        reader.get(TOPIC, 0, 0, 32, 1 << 20)
+        read_cold(reader, ReadRequest("", TOPIC, 0, 0, 32, 1 << 20))
     reader.close()
 
 
@@ -419,8 +422,8 @@ def test_forgotten_object_is_removed_from_all_caches(tmp_path: Path, url: str, b
     assert 0 < reader.cached_bytes < held
     (tmp_path / "store" / name.key).unlink()
     with pytest.raises(ColdUnavailable, match="NotFound"):
-        reader.get(TOPIC, 0, 0, 32, 1 << 16)
-    assert reader.get(TOPIC, 0, 60, 32, 1 << 16).status == "FOUND"
+        read_cold(reader, ReadRequest("", TOPIC, 0, 0, 32, 1 << 16))
+    assert read_cold(reader, ReadRequest("", TOPIC, 0, 60, 32, 1 << 16)).status == "FOUND"
     reader.close()
     worker.close()
 
@@ -468,7 +471,7 @@ def test_damaged_object_stops_readers_until_it_is_repaired(
     reader = ColdReader(catalog, worker, url)
     for _ in range(2):
         with pytest.raises(ColdUnavailable):
-            reader.get(TOPIC, 0, 7, 32, 1 << 20)
+            read_cold(reader, ReadRequest("", TOPIC, 0, 7, 32, 1 << 20))
     assert reader.counts.failures >= 4
     path.write_bytes(whole)
     assert read_all(reader, 0, 7)[0] == b"".join(made.records[0, offset] for offset in range(7, 60))

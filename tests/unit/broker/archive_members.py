@@ -11,7 +11,7 @@ from pathlib import Path
 
 from broker.archiving.archive import Archive, open_archive
 from broker.archiving.local_side import LocalSide
-from broker.archiving.state import Tables
+from broker.archiving.restore import Tables
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
@@ -26,10 +26,12 @@ from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.journal import AnyEntry, decode_entry
 from neve.archive.format.keys import journal_key
 from neve.record.codec import iter_records
+from tests.kit.archive.cold_reads import read_cold
 from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import URL, FaultyStore
-from tests.simulation.process import BROKER, InLine, drive, outside
+from tests.simulation.process import BROKER, InLine, drive, make_environment
 from tests.simulation.workers import AnyWorker, InProcessWorker, SimulatedWorker
+from tiered.read.read_request import ReadRequest
 
 TOPIC = "orders"
 FILE_SIZE = 32768
@@ -94,7 +96,7 @@ class ArchiveMember:
             topics.update(TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=2))
         groups = SubscriptionGroupManager(disk, ROOT / "groups.json", clock, threads=InLine())
         offsets = ConsumerOffsetManager(disk, ROOT / "offsets.json", flusher.flush_now, InLine())
-        machine = outside(lambda: broker_set.worker(disk), lambda: broker_set.bucket, lambda: self.is_crowded)
+        machine = make_environment(lambda: broker_set.worker(disk), lambda: broker_set.bucket, lambda: self.is_crowded)
         local = LocalSide(
             config, self.store, flusher, Tables(topics, groups, offsets), self.pins, clock, disk, machine,
             broker_set=self,
@@ -168,7 +170,7 @@ class ArchiveMember:
         end = max(self.store.max_offset(topic, queue), self.archive.journal.catalog.max_offset(topic, queue) or 0)
         while offset < end:
             hot = self.store.get(topic, queue, offset, 1, 1 << 20) if self._is_hot(topic, queue, offset) else None
-            result = hot or self.archive.reader.get(topic, queue, offset, 1, 1 << 20)
+            result = hot or read_cold(self.archive.reader, ReadRequest("", topic, queue, offset, 1, 1 << 20))
             wire = b"".join(map(bytes, result.buffers))
             found += [bytes(record.body) for record in iter_records(wire)]
             offset = result.next_offset

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.archiving.attachment import Event
+from broker.archiving.attach import Event
 from infra import failpoint
 from infra.failpoint import FailpointError
-from lifecycle.erase import Wanted
+from lifecycle.erase import EraseRequest
 from neve.archive.format.journal import Abort, Commit, Epoch, Gap, Intent
 from neve.archive.policy.ttl import HOUR_MS
 from neve.record.codec import iter_records
@@ -117,7 +117,7 @@ def test_master_suspended_through_a_failover_archives_nothing_more(step: str, nt
     check_whole(both, both.b)
     with pytest.raises(Fenced):
         both.a.evict()
-    assert both.a.archive.journal.state is State.DEPOSED
+    assert both.a.archive.journal.ownership.state is State.DEPOSED
 
 
 def test_job_that_reads_a_later_epoch_reports_the_deposition_to_the_set() -> None:
@@ -232,7 +232,7 @@ def test_member_without_a_common_record_needs_the_masters_log_name() -> None:
     both.elect(both.a)
     both.a.put(3)
     both.replicate(both.a)
-    both.a.archive.journal.ensure_online()  # writes an EPOCH entry and no object
+    both.a.archive.journal.ownership.ensure_online()  # writes an EPOCH entry and no object
     both.elect(both.b)
     with pytest.raises(ArchiveRefused):
         both.b.offload()
@@ -679,7 +679,7 @@ def test_archive_with_erased_messages_still_matches_its_logs(keys: str, is_known
     both.elect(both.a)
     put_keyed(both.a, keys)
     both.replicate(both.a)
-    told = both.a.archive.lifecycle.erase.now(Wanted(TOPIC, "m"))
+    told = both.a.archive.lifecycle.erase.now(EraseRequest(TOPIC, "m"))
     assert (told["complete"], told["rows"]) == (True, keys.count("m"))
     assert told["remains"]["other_members"] is True
     (local,) = told["remains"]["local_log"]
@@ -694,7 +694,7 @@ def test_archive_with_erased_messages_still_matches_its_logs(keys: str, is_known
     end, gaps = both.check_tiles()
     assert (end, sum(last - first + 1 for first, last in gaps)) == (len(keys) + 2, keys.count("m"))
     assert [at for _, at, _ in both.archived()] == [*left, len(keys), len(keys) + 1]
-    assert both.b.archive.lifecycle.erase.now(Wanted(TOPIC, "m"))["rows"] == 1
+    assert both.b.archive.lifecycle.erase.now(EraseRequest(TOPIC, "m"))["rows"] == 1
     assert sum(len(run.sizes) for run in both.b.store.entries(TOPIC, 0, 1 << 62).values()) == len(keys) + 2, (
         "its log has it"
     )
@@ -710,7 +710,7 @@ def erased_from_a_set() -> tuple[ArchiveMembers, list[int]]:
     both.elect(both.a)
     put_keyed(both.a, keys)
     both.replicate(both.a)
-    assert both.a.archive.lifecycle.erase.now(Wanted(TOPIC, "m"))["rows"] == 3
+    assert both.a.archive.lifecycle.erase.now(EraseRequest(TOPIC, "m"))["rows"] == 3
     both.replicate(both.a)
     return both, [at for at, key in enumerate(keys) if key != "m"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.wire import pull_ext
+from broker.archiving.archivable_limit import Divergence, DivergenceFile
 from broker.archiving.archive import Archive
-from broker.archiving.overtaken import Overtaken, OvertakenFile
 from broker.broker_controller import BrokerController
 from broker.doctor import checks
 from broker.ha import stock_reach
@@ -230,7 +230,7 @@ def test_archiving_continues_after_the_master_lost_unarchived_messages(
             assert await looked(slave) == 2 * FILE_SIZE
             await offload(slave, evict=True)
             assert archived(slave) == 2 * IN_A_FILE
-            assert "overtaken" not in await page(slave)
+            assert "diverged" not in await page(slave)
             await is_served(connection, 0, 2 * IN_A_FILE + 2, cut)
 
     run(scenario)
@@ -251,24 +251,24 @@ def test_archiving_ends_for_good_after_the_master_lost_archived_messages(
                 await power_cut(front, cut)
                 await fill(theirs, 3 * IN_A_FILE, b"anew")
                 await caught_up(slave, front)
-                await overtaken(slave, kept)
+                await diverged(slave, kept)
                 assert slave.store.min_physical_offset == FILE_SIZE, "what is the archive's as the log has it may go"
                 await is_served(connection, 0, 4 * IN_A_FILE + 2, cut)
             async with archiving(tmp_path, front) as (slave, connection):
                 await caught_up(slave, front)
-                await overtaken(slave, kept)
+                await diverged(slave, kept)
                 assert slave.store.min_physical_offset == FILE_SIZE
                 await is_served(connection, 0, 4 * IN_A_FILE + 2, cut)
 
-    async def overtaken(slave: BrokerController, at: int) -> None:
+    async def diverged(slave: BrokerController, at: int) -> None:
         assert await looked(slave) == -1
         told = await offload(slave, evict=True)
         await asyncio.to_thread(evict_all, slave)
         assert "the master lost its log above" in told
         assert archived(slave) == 2 * IN_A_FILE
-        assert "archive overtaken since" in (text := await page(slave)), text
+        assert "archive diverged since" in (text := await page(slave)), text
         assert f"above {at} it is of another log" in text
-        assert "neve_archive_overtaken 1" in await page(slave, "/metrics")
+        assert "neve_archive_diverged 1" in await page(slave, "/metrics")
         with monkeypatch.context() as expired:  # the messages before the power cut
             expired.setattr(Catalog, "recorded_minimum", lambda *_: 1 << 40)
             assert (await asyncio.to_thread(slave.archive.lifecycle.expire.run))["raised"] == 0
@@ -377,7 +377,7 @@ def test_slave_with_a_superseded_archive_needs_a_new_one_to_be_master(tmp_path: 
                 await power_cut(front, cut)
                 await fill(theirs, 2, b"anew")
                 await caught_up(slave, front)
-                await until(lambda: slave.archive.overtaken is not None)
+                await until(lambda: slave.archive.divergence is not None)
                 await until(lambda: slave.last_poll.current is not None)
             await front.retire()
             with pytest.raises(StartupError, match=r"it is of another log.*As brokerRole=SLAVE it goes on"):
@@ -465,20 +465,21 @@ def test_log_is_truncated_only_after_the_end_of_archiving_is_saved(
             assert await looked(slave) == FILE_SIZE
             await offload(slave)
             ends, is_broken = list[int](), True
-            save = OvertakenFile.save
+            save = DivergenceFile.save
 
-            def fails(file: OvertakenFile, overtaken: Overtaken) -> None:
+            def fails(file: DivergenceFile, divergence: Divergence) -> None:
                 ends.append(slave.store.max_physical_offset)
                 if is_broken:
                     raise OSError("the disk is ill")
-                save(file, overtaken)
+                save(file, divergence)
 
-            monkeypatch.setattr(OvertakenFile, "save", fails)
+            monkeypatch.setattr(DivergenceFile, "save", fails)
             end = slave.store.max_physical_offset
             await power_cut(front, cut)
             await until(lambda: len(ends) >= 2)
             assert set(ends) == {end}
-            assert not slave.archive.journal or not slave.archive.journal.leads, "nothing is archived meanwhile"
+            journal = slave.archive.journal
+            assert not journal or not journal.ownership.leads, "nothing is archived meanwhile"
             is_broken = False
             await caught_up(slave, front)
             assert slave.store.max_physical_offset < end
@@ -514,17 +515,17 @@ def test_superseded_archive_is_refused_by_a_standalone_broker(tmp_path: Path) ->
         async with running(tmp_path / "own", settings) as (broker, connection):
             await send(connection, "t")
             end = broker.store.max_physical_offset
-        file = OvertakenFile(RealDisk(), tmp_path / "own" / "archive")
-        file.save(Overtaken(at=end - 1, reaches=end, since_ms=1, why="the master lost its log"))
+        file = DivergenceFile(RealDisk(), tmp_path / "own" / "archive")
+        file.save(Divergence(at=end - 1, reaches=end, since_ms=1, why="the master lost its log"))
         with pytest.raises(StartupError, match="begin another archive"):
             async with running(tmp_path / "own", settings):
                 raise AssertionError
         conf = tmp_path / "broker.conf"
         conf.write_text(f"storePathRootDir={tmp_path}/own\n{settings}\n")
         assert next(check.found for check in checks(conf, []) if check.check == "archive").startswith(
-            "nothing is archived any more: the master lost its log"
+            "archiving has stopped: the master lost its log"
         )
-        file.save(Overtaken(at=end, reaches=end + 1, since_ms=1, why="the master lost its log"))
+        file.save(Divergence(at=end, reaches=end + 1, since_ms=1, why="the master lost its log"))
         async with running(tmp_path / "own", settings):
             pass  # the archived offsets were not assigned again: the log resumes above them
 

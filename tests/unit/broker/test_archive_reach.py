@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.archiving.reach import Reach
+from broker.archiving.archivable_limit import ArchivableLimit
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
@@ -55,32 +55,32 @@ def synced(store: MessageStore) -> int:
 
 def test_archivable_limit_of_a_standalone_broker_is_its_flushed_offset(store: MessageStore) -> None:
     put(store, 3)
-    assert Reach(store).within(synced(store)) == synced(store)
-    assert Reach(store).is_settled(0)
+    assert ArchivableLimit(store).within(synced(store)) == synced(store)
+    assert ArchivableLimit(store).is_settled(0)
 
 
 def test_archivable_limit_is_the_end_of_whole_fsynced_confirmed_records(store: MessageStore) -> None:
     members, ends = OtherMembers(), put(store, 5)
-    reach = Reach(store, members)
+    limit = ArchivableLimit(store, members)
     store.confirm(ends[3])
     members.synced = ends[4]
-    assert reach.within(synced(store)) == ends[3], "what is not confirmed is not seen by the round"
+    assert limit.within(synced(store)) == ends[3], "what is not confirmed is not seen by the round"
     members.synced = ends[1] + 7
-    assert reach.within(synced(store)) == ends[1], "it would take the record whose tail only this disk has"
+    assert limit.within(synced(store)) == ends[1], "it would take the record whose tail only this disk has"
     assert store.entries("t", 0, ends[1])[0].first_offset + len(store.entries("t", 0, ends[1])[0].sizes) == 2
     members.synced = -1
-    assert reach.within(synced(store)) == 0
+    assert limit.within(synced(store)) == 0
 
 
 def test_new_master_archives_nothing_until_the_set_has_its_promotion_log(store: MessageStore) -> None:
     members, ends = OtherMembers(), put(store, 3)
-    reach = Reach(store, members)
-    reach.lead()
+    limit = ArchivableLimit(store, members)
+    limit.lead()
     members.synced = ends[2]
     store.confirm(ends[1])
-    assert (reach.within(synced(store)), reach.is_settled(synced(store))) == (0, False)
+    assert (limit.within(synced(store)), limit.is_settled(synced(store))) == (0, False)
     store.confirm(ends[2])
     members.synced = ends[1]
-    assert (reach.within(synced(store)), reach.is_settled(synced(store))) == (0, False)
+    assert (limit.within(synced(store)), limit.is_settled(synced(store))) == (0, False)
     members.synced = ends[2]
-    assert (reach.within(synced(store)), reach.is_settled(synced(store))) == (ends[2], True)
+    assert (limit.within(synced(store)), limit.is_settled(synced(store))) == (ends[2], True)

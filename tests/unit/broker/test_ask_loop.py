@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from broker.archiving import ask_loop
-from broker.archiving.ask_loop import AskLoop
+from broker.archiving import environment
+from broker.archiving.environment import AskLoop
 
 
 def test_call_that_timed_out_never_runs_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask_loop, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(environment, "_TIMEOUT_S", 0.01)
     ran: list[str] = []
 
     async def main() -> None:
@@ -35,7 +35,7 @@ def test_call_that_timed_out_never_runs_later(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_call_that_runs_at_its_timeout_returns_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask_loop, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(environment, "_TIMEOUT_S", 0.05)
 
     ask = AskLoop(asyncio.get_running_loop())
     begun = threading.Event()
@@ -58,7 +58,7 @@ async def test_call_whose_work_times_out_raises_the_works_error() -> None:
 
 
 async def test_wait_that_timed_out_cancels_the_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask_loop, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(environment, "_TIMEOUT_S", 0.05)
 
     cancelled = asyncio.Event()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.archiving.attachment import TRANSITIONS, Attachment, Event, State
+from broker.archiving.attach import TRANSITIONS, Attachment, Event, State
 from broker.archiving.offsets import log_goes_on_at, queues_to_raise
 from infra.state_table import ImpossibleTransition
 from lifecycle.recorded_minimums import minimums_to_raise

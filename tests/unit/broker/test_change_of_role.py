@@ -45,7 +45,7 @@ from tests.kit.broker.set_in_process import BrokerMember, Set, broker_set
 from tests.kit.clock.waiting import until
 from tests.kit.server.security import make_certificate
 from tests.unit.broker.role_changes import TOPIC, bodies, hand_to, put, shows
-from tiered.journal.writer import JournalWriter, ResumePoint
+from tiered.journal.ownership import Ownership, ResumePoint
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -224,7 +224,7 @@ async def test_slave_keeps_the_archives_log_name_across_a_restart(
     It may be elected before it has read the journal, and while the log and the archive have nothing in common to prove
     that they belong together.
     """
-    monkeypatch.setattr(JournalWriter, "_follow_master", lambda _: None)
+    monkeypatch.setattr(Ownership, "_follow_master", lambda _: None)
 
     async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}") as brokers:
         former = await brokers.master()
@@ -274,14 +274,14 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
     The elected member lacks archived messages and takes in a slave. It dies before the store is back, or afterwards
     and before a message reaches the queue that it raised.
     """
-    away, go_on_above = asyncio.Event(), JournalWriter.resume_above
+    away, go_on_above = asyncio.Event(), Ownership.resume_above
 
-    def of_a_store_that_may_be_away(journal: JournalWriter) -> ResumePoint:
+    def of_a_store_that_may_be_away(ownership: Ownership) -> ResumePoint:
         if away.is_set():
             raise StoreUnavailable("the store is away")
-        return go_on_above(journal)
+        return go_on_above(ownership)
 
-    monkeypatch.setattr(JournalWriter, "resume_above", of_a_store_that_may_be_away)
+    monkeypatch.setattr(Ownership, "resume_above", of_a_store_that_may_be_away)
     url = f"dir:{tmp_path / 'bucket'}"
 
     async with broker_set(tmp_path, f"storeUrl={url}", replication="sync-available") as brokers:
@@ -351,7 +351,7 @@ def on_disk(member: BrokerMember) -> Saved:
 
 def online(member: BrokerMember) -> bool:
     journal = member.broker.archive.journal
-    return journal is not None and journal.online
+    return journal is not None and journal.ownership.online
 
 
 async def test_confirmed_deletion_drops_the_queues_on_all_members(tmp_path: Path) -> None:

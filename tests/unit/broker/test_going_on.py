@@ -20,12 +20,12 @@ from tests.kit.clock.turns import CALLS_IN_A_TURN, calls_in_turns
 from tests.kit.store.replicas import LogLink, RandomMaster
 from tests.kit.store.sim_disk import SimDisk
 from tests.kit.store.small_store import put_one, small_config
-from tests.simulation.process import drive, outside
-from tiered.journal.writer import ResumePoint
+from tests.simulation.process import drive, make_environment
+from tiered.journal.ownership import ResumePoint
 
 RESUME_AT = 1_000_000
 QUEUE_NEXT = {("t", 0): 400, ("t", 1): 77, ("t", 2): 2, ("u", 0): 500, ("new", 0): 60, ("new", 5): 9}
-MACHINE: Any = outside(None, None, lambda: False)  # type: ignore[arg-type]
+MACHINE: Any = make_environment(None, None, lambda: False)  # type: ignore[arg-type]
 
 
 class CutNow(BaseException):

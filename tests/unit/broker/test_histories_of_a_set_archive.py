@@ -135,9 +135,9 @@ class SetHistory:
         try:
             run()
         except StoreUnavailable:
-            assert self.both.bucket.down or not self.master.archive.journal.online
+            assert self.both.bucket.down or not self.master.archive.journal.ownership.online
         except Fenced:
-            assert self.sleeps or not self.other.archive.journal.leads, "of who is not the master"
+            assert self.sleeps or not self.other.archive.journal.ownership.leads, "of who is not the master"
 
     def offload_and_die(self) -> None:
         step, nth, former = self.dice.choice(STEPS), self.dice.randint(1, 3), self.master

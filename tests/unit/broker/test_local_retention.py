@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from broker.archiving.archive import Archive
-from broker.archiving.policy import ConfiguredPolicy
+from broker.archiving.local_side import ConfiguredPolicy
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.store.message_store import MessageStore

@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import override
 
 from broker.archiving import hot_store
-from broker.archiving.ask_loop import AskLoop
+from broker.archiving.environment import AskLoop
 from broker.archiving.hot_store import LoopHotStore
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
@@ -27,7 +27,7 @@ from infra.loop.supervisor import Faults
 from lifecycle.hot_store import Aged
 from tests.kit.clock.calls_per_turn import CallsPerTurn
 from tests.kit.store.sim_disk import SimDisk
-from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
+from tiered.write.offload_plan import FoundEntries, TopicRange, TopicUnreadable
 
 T = TypeVar("T")
 
@@ -255,7 +255,7 @@ async def test_many_topics_are_looked_up_per_call_and_a_damaged_one_fails_alone(
         if topic == "t7":
             assert isinstance(one, TopicUnreadable)
         else:
-            assert isinstance(one, Found)
+            assert isinstance(one, FoundEntries)
             assert (len(one.runs[0].physical), one.oldest_ms) == (1, clock.now_ms())
     assert ask.calls <= len(topics) / 7
     assert looks.most <= 2 * 16

@@ -21,6 +21,7 @@ from infra.clock import SystemClock
 from infra.disk.filesystem import RealDisk
 from neve.remoting.codes import GetMessageStatus
 from tests.kit.clock.waiting import until
+from tiered.read.read_request import ReadRequest
 
 COUNT = 90
 FILE = 1 << 13
@@ -69,7 +70,7 @@ def store(tmp_path: Path, disk: UncachedDisk) -> Iterator[MessageStore]:
 
 
 def ask(tiered: TieredStore, queue: int, offset: int, count: int, room: int) -> Answer:
-    return tiered.get_message("g", "T", queue, offset, count, room)
+    return tiered.get_message(ReadRequest("g", "T", queue, offset, count, room))
 
 
 def at_once(answer: Answer) -> GetResult:

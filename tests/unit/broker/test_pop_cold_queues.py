@@ -22,6 +22,7 @@ from tests.kit.broker.in_process import ask, running, send
 from tests.kit.broker.pop_member import PopMember
 from tests.kit.clock.waiting import until
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
+from tiered.read.read_request import ReadRequest
 
 COLD_QUEUE, ANY = 1, -1
 
@@ -47,8 +48,8 @@ class ColdQueue:
     def at_hand(self, *asked: object) -> None:
         """Return nothing: no object is in memory."""
 
-    def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> Located:
-        assert self.has(topic, queue_id, offset), "the local log has all others"
+    def locate(self, read: ReadRequest) -> Located:
+        assert self.has(read.topic, read.queue_id, read.offset), "the local log has all others"
         self.asked += 1
         decoded: Future[Any] = Future()
         if self.held is not None:
@@ -56,7 +57,7 @@ class ColdQueue:
         else:
             self._answer(decoded)
         nobody: Any = None
-        return Located(nobody, nobody, offset, decoded)
+        return Located(nobody, nobody, read.offset, decoded)
 
     def _answer(self, decoded: "Future[Any]") -> None:
         if self.is_down:
@@ -67,7 +68,7 @@ class ColdQueue:
     def has_moved(self, located: Located) -> bool:
         return False
 
-    def take(self, located: Located, decoded: bytes, *limits: object) -> ColdResult:
+    def take(self, located: Located, decoded: bytes, read: ReadRequest) -> ColdResult:
         return ColdResult(GetMessageStatus.FOUND, located.offset + 1, [memoryview(decoded)], 1)
 
 

@@ -551,6 +551,16 @@ async def page(broker: BrokerController, name: str) -> tuple[int, str]:
     return await asyncio.to_thread(get)
 
 
+async def test_start_removes_unfinished_quarantine_files(tmp_path: Path) -> None:
+    """A crash during the write of a quarantine file leaves a temporary file whose name no later write reuses."""
+    directory = tmp_path / "broker" / "quarantine"
+    directory.mkdir(parents=True)
+    for name in ("T-0-1.record", ".T-0-2.record.tmp"):
+        (directory / name).write_bytes(b"record")
+    async with running(tmp_path / "broker"):
+        assert [path.name for path in directory.iterdir()] == ["T-0-1.record"]
+
+
 async def test_repeatedly_failing_task_is_on_the_health_pages(tmp_path: Path) -> None:
     async with running(tmp_path / "broker") as (broker, connection):
         assert await page(broker, "readyz") == (200, "ready\n")

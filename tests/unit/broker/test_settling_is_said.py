@@ -83,7 +83,8 @@ async def leading(log: JournaledLog, raised: Mapping[str, Mapping[int, int]]) ->
     topics: Any = SimpleNamespace(lead=nothing)
     role = ChangeOfRole(
         log.store(), some, journal=log.journal, metadata=metadata, synchronize=some, topics=topics, pops=pops,
-        timers=some, transactions=some, doomed=some, register_soon=nothing, files=(), go_on=go_on, threads=InLine(),
+        timers=some, transactions=some, pending_deletions=some, register_soon=nothing, files=(), go_on=go_on,
+        threads=InLine(),
     )  # fmt: skip
     await role.prepare()
     role.lead(EPOCH)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.archiving.ask_loop import AskLoop
+from broker.archiving.environment import AskLoop
 from broker.store.message_store import MessageStore
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code

@@ -6,7 +6,7 @@
 import pytest
 
 from broker.reading import sql92
-from broker.reading.message_filter import MessageFilter
+from broker.reading.message_filter import limits_of
 from broker.reading.record_filter import select
 from broker.reading.sql92 import SqlError, compile_sql
 from broker.store.message_store import GetResult
@@ -170,10 +170,9 @@ def test_compiled_filters_are_dropped_beyond_their_total_text() -> None:
 
 
 def test_large_expression_reads_fewer_records_per_step() -> None:
-    assert MessageFilter().limits(32, 1000) == (32, 1000)
-    assert MessageFilter(predicate=compile_sql("n = 5")).limits(32, 1000) == (256, 1 << 20)
-    large = MessageFilter(predicate=compile_sql(" OR ".join(["n = 6"] * 1024)))
-    assert large.limits(32, 1000) == (256 // 15, (1 << 20) // 15)
+    assert limits_of(compile_sql("n = 5")) == (256, 1 << 20)
+    large = compile_sql(" OR ".join(["n = 6"] * 1024))
+    assert limits_of(large) == (256 // 15, (1 << 20) // 15)
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "1_000", "nan", "inf", "0x10", "1e99999", "٣", ""])

@@ -18,6 +18,7 @@ from infra.config.properties import ConfigError, load
 from infra.disk.filesystem import RealDisk
 from neve.remoting.codes import GetMessageStatus
 from tiered.read.cold_reader import ColdResult, ColdUnavailable
+from tiered.read.read_request import ReadRequest
 
 ARCHIVED, ROLLED_AT, COUNT = 30, 20, 40
 
@@ -37,10 +38,10 @@ class FullArchive:
     def at_hand(self, *asked: object) -> None:
         """Return nothing: no object is in memory."""
 
-    def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> ColdResult:
+    def locate(self, read: ReadRequest) -> ColdResult:
         if self.down:
             raise ColdUnavailable("no answer")
-        return ColdResult(GetMessageStatus.FOUND, offset + 1, [memoryview(b"cold")], 1)
+        return ColdResult(GetMessageStatus.FOUND, read.offset + 1, [memoryview(b"cold")], 1)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def answered_hot(both: TieredStore) -> list[int]:
 
 def is_hot(both: TieredStore, offset: int) -> bool:
     """Return whether the local log answers from memory, without a wait."""
-    return isinstance(both.get_message("g", "T", 0, offset, 1, 1000), GetResult)
+    return isinstance(both.get_message(ReadRequest("g", "T", 0, offset, 1, 1000)), GetResult)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_forced_read_falls_back_to_the_local_log_when_the_archive_is_down(store:
     both.attach(archive)
 
     async def read() -> GetResult:
-        answer = both.get_message("g", "T", 0, 3, 1, 1000)
+        answer = both.get_message(ReadRequest("g", "T", 0, 3, 1, 1000))
         assert isinstance(answer, PendingRead)
         return await answer
 

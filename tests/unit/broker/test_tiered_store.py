@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from broker.config import BrokerConfig
-from broker.reading.message_filter import MessageFilter
 from broker.reading.sql92 import compile_sql
 from broker.reading.tiered_store import PendingRead, TieredStore
 from broker.requests.slave_pull import moves_on
@@ -21,6 +20,7 @@ from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from tests.kit.clock.waiting import until
 from tiered.read.cold_reader import ColdReader
+from tiered.read.read_request import ReadRequest
 from tiered.worker.client import DecodedGroup
 from tiered.worker.failed import WorkerFailed
 from tiered.worker.frames import MayHold
@@ -113,7 +113,7 @@ def tiered_over(
 
 
 async def read(tiered: TieredStore, offset: int, group: str = "g", client: str | None = None) -> GetResult:
-    answer = tiered.get_message(group, "t", 0, offset, 4, 1 << 20, client=client)
+    answer = tiered.get_message(ReadRequest(group, "t", 0, offset, 4, 1 << 20, client=client))
     return await answer if isinstance(answer, PendingRead) else answer
 
 
@@ -127,7 +127,7 @@ async def test_reader_skips_a_gap_to_its_end_and_nothing_else(source: GatedSourc
         assert (moved.status, moved.next_offset, moved.count) == (GetMessageStatus.NO_MATCHED_MESSAGE, HOT.start, 0)
         assert moves_on(moved.status), "a slave's reader, too"
     hot.begin = HOT.stop
-    asked = tiered.get_message("g", "t", 0, HOT.start, 4, 1 << 20)
+    asked = tiered.get_message(ReadRequest("g", "t", 0, HOT.start, 4, 1 << 20))
     hot.begin = HOT.start
     assert isinstance(asked, PendingRead)
     end = await asked
@@ -213,7 +213,7 @@ async def test_pulls_from_a_row_group_in_memory_do_not_wait(source: GatedSource)
     tiered = tiered_over(source)
     waited = [await read(tiered, offset, "a") for offset in range(0, ARCHIVED, 4)]
     assert source.reads == GROUPS
-    at_once = [tiered.get_message("b", "t", 0, offset, 4, 1 << 20) for offset in range(0, ARCHIVED, 4)]
+    at_once = [tiered.get_message(ReadRequest("b", "t", 0, offset, 4, 1 << 20)) for offset in range(0, ARCHIVED, 4)]
     assert at_once == waited
     assert all(isinstance(one, GetResult) and one.is_archived and one.min_offset == 0 for one in at_once)
     assert (source.reads, tiered.cold_reads, sum(tiered.cold_latency.counts)) == (GROUPS, 40, 40)
@@ -224,24 +224,24 @@ async def test_row_groups_in_memory_are_not_used_for_new_topics_and_filters(sour
     hot = Hot()
     tiered = tiered_over(source, hot=hot)
     assert (await read(tiered, 3)).count == 4
-    assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), GetResult)
-    every = MessageFilter(predicate=compile_sql("TRUE"))
-    assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20, every), PendingRead)
+    assert isinstance(tiered.get_message(ReadRequest("g", "t", 0, 3, 4, 1 << 20)), GetResult)
+    every = compile_sql("TRUE")
+    assert isinstance(tiered.get_message(ReadRequest("g", "t", 0, 3, 4, 1 << 20), every), PendingRead)
     hot.ended = HOT.start
-    assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
+    assert isinstance(tiered.get_message(ReadRequest("g", "t", 0, 3, 4, 1 << 20)), PendingRead)
     tiered.close()
 
 
 def test_local_result_is_returned_unchanged() -> None:
     hot: Any = Hot()
     tiered = TieredStore(hot, BrokerConfig())
-    assert tiered.get_message("g", "t", 0, HOT.start, 4, 1 << 20) is hot.answer
+    assert tiered.get_message(ReadRequest("g", "t", 0, HOT.start, 4, 1 << 20)) is hot.answer
     tiered.close()
 
 
 def test_cold_read_that_is_not_awaited_does_not_access_the_archive(source: GatedSource) -> None:
     tiered = tiered_over(source)
-    assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
+    assert isinstance(tiered.get_message(ReadRequest("g", "t", 0, 3, 4, 1 << 20)), PendingRead)
     assert (tiered.cold_reads, tiered.cold_parked, source.reads) == (0, 0, 0)
     tiered.close()
 
@@ -265,7 +265,7 @@ async def test_reads_of_a_hanging_store_use_no_threads_and_time_out(source: Gate
     await asyncio.sleep(0)  # one turn suspends them all; no timeout can expire in between
     assert tiered.cold_parked == 500
     assert threading.active_count() - before <= 8
-    last_cold, first_hot = (tiered.get_message("g", "t", 0, HOT.start + step, 4, 1000) for step in (-1, 0))
+    last_cold, first_hot = (tiered.get_message(ReadRequest("g", "t", 0, HOT.start + step, 4, 1000)) for step in (-1, 0))
     assert isinstance(last_cold, PendingRead) and isinstance(first_hot, GetResult)
     answers = await asyncio.gather(*reads, return_exceptions=True)
     assert all(isinstance(answer, BrokerError) and answer.code == ResponseCode.SYSTEM_BUSY for answer in answers)

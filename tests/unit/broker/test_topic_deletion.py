@@ -17,7 +17,7 @@ from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import URL, FaultyStore
-from tests.simulation.process import BROKER, Process, outside
+from tests.simulation.process import BROKER, Process, make_environment
 from tests.simulation.workers import SimulatedWorker
 
 TOPIC = "orders"
@@ -48,7 +48,7 @@ class BrokerMachine:
             expire_grace=HOUR_MS,
         )
         disk = self.disk
-        machine = outside(lambda: SimulatedWorker(disk, self.bucket), lambda: self.bucket, lambda: False)
+        machine = make_environment(lambda: SimulatedWorker(disk, self.bucket), lambda: self.bucket, lambda: False)
         self.process = Process(disk, self.clock, config, machine)
         self.process.start(lambda: None)
 
@@ -104,7 +104,7 @@ def test_deletion_of_unknown_outcome_hides_no_message_sent_after_it(stands: bool
     machine.power_cut()
     machine.bucket.down = True
     machine.start()
-    assert not machine.process.journal.online
+    assert not machine.process.journal.ownership.online
     assert machine.hot(3) == [3, 4], "the topic is still there"
     assert machine.put() == [5]
 

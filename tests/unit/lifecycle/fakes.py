@@ -351,7 +351,7 @@ class Rig:
 
     def restart(self) -> None:
         self.journal = self.new_journal()
-        self.attachment = self.journal.attach(self.hot.tail)
+        self.attachment = self.journal.ownership.attach(self.hot.tail)
         if self.attachment.resume_at is not None:
             self.hot.restart_at(self.attachment.resume_at, self.attachment.queue_next)
         mark = ClockMark(self.directory / "clock", RealDisk())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
-from lifecycle.lifecycle import ArchiveLifecycle
+from lifecycle.lifecycle import ArchiveLifecycle, SharedLog
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.catalog.catalog import Catalog
@@ -67,10 +67,11 @@ class ArchivingMember:
         self.journal = JournalWriter(
             self.set.store, "", "b", self.log_uuid, local=self.directory, disk=disk, clock=clock, proof=self.proof
         )
-        self.journal.attach_following()
+        self.journal.ownership.attach_following()
         self.lifecycle = ArchiveLifecycle(
             self.hot, self.journal, self.worker, lambda: self.set.policy, clock,
-            SafeClock(clock, ClockMark(self.directory / "clock", disk)), settled=self.hot.is_settled,
+            SafeClock(clock, ClockMark(self.directory / "clock", disk)),
+            shared=SharedLog(self.hot.is_settled),
         )  # fmt: skip
 
     def offload(self) -> None:
@@ -90,7 +91,7 @@ class ArchivingSet:
     def elect(self, member: ArchivingMember) -> int:
         self.master_epoch += 1
         member.hot.promoted_at = member.hot.tail
-        member.journal.become_master(self.master_epoch, member.hot.tail)
+        member.journal.ownership.become_master(self.master_epoch, member.hot.tail)
         return self.master_epoch
 
     def replicate(self) -> None:

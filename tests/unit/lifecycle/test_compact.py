@@ -102,7 +102,7 @@ def test_compaction_merges_small_objects_and_deletes_inputs_after_grace(new: New
     (made,) = rig.journal.catalog.objects()
     parts = parse_data_key(made.key)
     assert parts is not None
-    assert (parts.start, parts.end, parts.epoch, parts.rewrite) == (0, log.at, rig.journal.epoch, 1)
+    assert (parts.start, parts.end, parts.epoch, parts.rewrite) == (0, log.at, rig.journal.ownership.epoch, 1)
     assert made.etag == rig.store.head(made.key).etag
     rig.check_rows(log.sealed)
     assert [list(map(bytes, pinned.read_raw(queue))) for queue in pinned.queues()] == before, "who pinned them reads on"
@@ -352,7 +352,7 @@ def test_superseded_compactor_is_fenced_and_its_object_deleted(new: New, log: Se
 
     def take_over() -> None:
         other = rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid)
-        other.attach(rig.hot.tail)
+        other.ownership.attach(rig.hot.tail)
 
     while_it_is_made(rig, take_over)
     with pytest.raises(Fenced):

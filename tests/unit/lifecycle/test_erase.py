@@ -20,7 +20,7 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.objects.store import NotFound, ObjectInfo, ObjectStoreError, PreconditionFailed, StoreUnavailable
 from lifecycle import erase as erase_module
-from lifecycle.erase import Wanted
+from lifecycle.erase import EraseRequest
 from lifecycle.hot_store import Hidden
 from lifecycle.retention import Policy
 from neve.archive.catalog.journal_reader import read_catalog
@@ -118,7 +118,7 @@ class QuickEraser(QuickWorker):
 
 class EraseRig(CompactRig):
     def erase(self, **more: Any) -> dict[str, Any]:
-        return self.lifecycle.erase.now(Wanted(TOPIC, KEY), **more)
+        return self.lifecycle.erase.now(EraseRequest(TOPIC, KEY), **more)
 
     def restart(self) -> None:
         if getattr(self, "is_quick", False):
@@ -242,14 +242,14 @@ def test_erasure_dry_run_writes_nothing(new: New) -> None:
     assert rig.store.objects == before
     assert (told["rows"], told["objects"]) == (len(MEANT), 3)
     assert [item["rows"] for item in seen[:-1]] == [2, 3, 4]
-    assert rig.lifecycle.erase.now(Wanted("another", KEY), dry_run=True)["rows"] == 0
-    assert rig.lifecycle.erase.now(Wanted(TOPIC, "nobody"), dry_run=True)["rows"] == 0
+    assert rig.lifecycle.erase.now(EraseRequest("another", KEY), dry_run=True)["rows"] == 0
+    assert rig.lifecycle.erase.now(EraseRequest(TOPIC, "nobody"), dry_run=True)["rows"] == 0
 
 
 @pytest.mark.parametrize("key", ["U0-7", "U2-3"])
 def test_erasure_by_unique_key_deletes_one_message(new: New, log: SealedLog, key: str) -> None:
     rig = new()
-    assert rig.lifecycle.erase.now(Wanted(TOPIC, key))["rows"] == 1
+    assert rig.lifecycle.erase.now(EraseRequest(TOPIC, key))["rows"] == 1
     place = tuple(map(int, key[1:].split("-")))
     left = {at: raw for at, raw in log.sealed.items() if at != place}
     rig.check_rows(left)
@@ -357,7 +357,9 @@ def once_between(rig: EraseRig, work: Callable[[], object]) -> None:
 
 def test_superseded_broker_cannot_erase(new: New, log: SealedLog, rest: Sealed) -> None:
     rig = new(is_quick=True)
-    once_between(rig, lambda: rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid).attach(0))
+    once_between(
+        rig, lambda: rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid).ownership.attach(0)
+    )
     with pytest.raises(Fenced):
         rig.erase()
     assert rig.entries(Erase) == []
@@ -513,7 +515,7 @@ def test_unexpire_skips_old_object_after_its_compacted_copy_is_deleted(new: New,
     made = msgspec.structs.replace(quick_name(key, old.start, old.end, content), etag=rig.store.put(key, content).etag)
     rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 4}}))
     rig.journal.append(Replace(old=[old.key], new=[made], delete_after_ms=rig.clock.now_ms() + 24 * HOUR))
-    told = rig.lifecycle.erase.now(Wanted(TOPIC, "U0-2"))
+    told = rig.lifecycle.erase.now(EraseRequest(TOPIC, "U0-2"))
     assert (told["complete"], [one["key"] for one in told["remains"]["objects"]]) == (True, [old.key])
     rig.journal.append(Expire(keys=[key], delete_after_ms=rig.clock.now_ms(), minimums={TOPIC: {0: 9}}))
     rig.lifecycle.expire.run()
@@ -525,7 +527,7 @@ def test_unexpire_skips_old_object_after_its_compacted_copy_is_deleted(new: New,
 def test_erasure_without_grace_deletes_objects_before_certificate(new: New, log: SealedLog, rest: Sealed) -> None:
     rig = new()
     rig.lifecycle.compact.now()
-    told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
+    told = rig.lifecycle.erase.now(EraseRequest(TOPIC, KEY, grace_ms=0))
     assert told["complete"] and told["remains"]["objects"] == []
     left = rig.data_keys() - {name.key for name in rig.journal.catalog.objects()}
     assert left == {rig.names[2].key}, "one that was compacted before, and does not have it"
@@ -558,7 +560,7 @@ def test_damaged_object_deleted_before_certificate_is_not_reported(new: New) -> 
     damaged = rig.names[0]
     rig.store.put(damaged.key, b"x" * damaged.size)
     rig.journal.append(Expire(keys=[damaged.key], delete_after_ms=rig.clock.now_ms(), minimums={TOPIC: {0: 9}}))
-    told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
+    told = rig.lifecycle.erase.now(EraseRequest(TOPIC, KEY, grace_ms=0))
     assert damaged.key not in rig.store.objects
     assert (told["complete"], told["not_erased"]) == (True, [])
 
@@ -566,7 +568,7 @@ def test_damaged_object_deleted_before_certificate_is_not_reported(new: New) -> 
 def test_undecidable_rows_are_reported_with_their_object(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, inner = new(first=1), erase_module._judged
 
-    def judged(wanted: Wanted, topics: Collection[str], record: MessageRecord) -> Verdict:
+    def judged(wanted: EraseRequest, topics: Collection[str], record: MessageRecord) -> Verdict:
         verdict = inner(wanted, topics, record)
         return Verdict.UNKNOWN if record.queue_offset == 8 else verdict
 
@@ -742,7 +744,7 @@ def test_certificate_lists_local_copies_of_a_deleted_topic(new: New, monkeypatch
 def test_certificate_covers_gaps_dropped_from_the_catalog(new: New) -> None:
     rig = new()
     rig.journal.append(Expire(keys=[rig.names[0].key], delete_after_ms=1 << 60, minimums={TOPIC: {0: 9}}))
-    told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
+    told = rig.lifecycle.erase.now(EraseRequest(TOPIC, KEY, grace_ms=0))
     assert (told["complete"], told["rows"]) == (True, len(MEANT))
     assert told["erased"][0] == {"topic": TOPIC, "queue": 0, "offsets": [(3, 3), (8, 8), (12, 13)]}
     assert erased_of(rig.journal.catalog.gaps(), told["id"])[0][2] == 12, "gaps below all that is there"
@@ -762,7 +764,7 @@ def test_expired_object_with_two_keys_is_listed_for_both(new: New) -> None:
     key = rig.names[0].key
     rig.journal.append(Expire(keys=[key], delete_after_ms=1 << 60, minimums={TOPIC: {0: 9}}))
     for wanted in ("U0-7", KEY):
-        told = rig.lifecycle.erase.now(Wanted(TOPIC, wanted))
+        told = rig.lifecycle.erase.now(EraseRequest(TOPIC, wanted))
         assert told["complete"]
         assert key in {one["key"] for one in told["remains"]["objects"]}, wanted
 
@@ -808,11 +810,11 @@ def test_fenced_broker_issues_no_certificate(new: New, monkeypatch: pytest.Monke
     def look(verb: str, key: str) -> None:
         if verb == "head":
             rig.store.on_call = None
-            successor.attach(0)
+            successor.ownership.attach(0)
 
     rig.store.on_call = look
     with pytest.raises(Fenced):
-        rig.lifecycle.erase.now(Wanted(TOPIC, "nobody"))
+        rig.lifecycle.erase.now(EraseRequest(TOPIC, "nobody"))
 
 
 def test_long_search_reports_progress(new: New) -> None:
@@ -820,7 +822,7 @@ def test_long_search_reports_progress(new: New) -> None:
     rig.store.on_call = lambda verb, key: rig.clock.advance(3_000) if verb == "head" else None
     for dry_run in (True, False):
         seen: list[dict[str, Any]] = []
-        rig.lifecycle.erase.now(Wanted(TOPIC, "nobody"), dry_run=dry_run, progress=seen.append)
+        rig.lifecycle.erase.now(EraseRequest(TOPIC, "nobody"), dry_run=dry_run, progress=seen.append)
         assert [item["objects"] for item in seen if item["event"] == "searched"] == [3]
 
 

@@ -81,7 +81,7 @@ def test_copied_log_hides_no_offset_that_may_be_reused(rig: Rig) -> None:
     lifecycle, at = rig.lifecycle, [500]
     policy = Policy(gone_below=lambda topic: 100 if topic == "a" else 0)
     job = HotErasure(
-        rig.hot, rig.journal, lambda: policy, lifecycle.turns, is_of=lambda: at[0], is_copy=True
+        rig.hot, rig.journal, lambda: policy, lifecycle.turns, described_below=lambda: at[0], is_copy=True
     )  # fmt: skip
     assert job.run() == 0
     at[0] = 1 << 62
@@ -94,7 +94,7 @@ def test_slave_hides_erased_rows_after_it_follows_the_journal(tmp_path: Path) ->
     both.a.hot.put("a", 0, 9)
     both.replicate()
     both.elect(both.a)
-    both.a.journal.ensure_online()
+    both.a.journal.ownership.ensure_online()
     both.a.journal.append(gap("a", 0, 2, 3))
     both.a.journal.append(gap("a", 0, 9, 9))
     assert both.a.lifecycle.hot_erasure.run() == 1

@@ -38,7 +38,7 @@ def test_superseded_writer_is_fenced_at_its_next_append(rig: Rig) -> None:
     with pytest.raises(Fenced):
         zombie.append(Abort(round=1))
     with pytest.raises(Fenced):
-        zombie.ensure_online()
+        zombie.ownership.ensure_online()
     assert rig.store.objects == before
     rig.journal.append(Abort(round=1))
 
@@ -47,7 +47,7 @@ def test_superseded_writer_is_fenced_by_following(rig: Rig) -> None:
     zombie = rig.journal
     rig.restart()
     with pytest.raises(Fenced):
-        zombie.follow()
+        zombie.ownership.follow()
 
 
 def test_jobs_of_superseded_writer_change_nothing(rig: Rig) -> None:
@@ -88,9 +88,9 @@ def test_other_log_is_refused(rig: Rig, tmp_path: Path) -> None:
         ArchiveRefused,
         match=r"archive of broker b reaches \d+.*data directory back, use --restore-from.* another brokerName",
     ):
-        stranger.attach(0)
+        stranger.ownership.attach(0)
     with pytest.raises(ArchiveRefused, match="another brokerName"):
-        rig.new_journal(log_uuid="log-3").attach(0)  # the log was replaced, but not its state directory
+        rig.new_journal(log_uuid="log-3").ownership.attach(0)  # the log was replaced, but not its state directory
 
 
 def test_other_store_is_refused(rig: Rig) -> None:
@@ -113,7 +113,7 @@ def test_data_directory_of_another_broker_name_is_refused(rig: Rig, entries: int
         return JournalWriter(rig.store, "", "z", rig.log_uuid, local=rig.directory, disk=disk, clock=clock)
 
     with pytest.raises(ArchiveRefused, match="name it b again"):
-        renamed().attach(rig.hot.tail)
+        renamed().ownership.attach(rig.hot.tail)
     assert rig.store.objects == before
     rig.restart()
     assert [(run.first, run.last) for run in rig.journal.catalog.queue("t", 0).runs()] == [(0, 2)]
@@ -146,11 +146,11 @@ def test_first_attachment_needs_the_probe(rig: Rig, tmp_path: Path) -> None:
     put = rig.store.put
     rig.store.put = partial(_without_condition, put)  # type: ignore[method-assign]
     with pytest.raises(ProbeFailed):
-        rig.new_journal(tmp_path / "new").attach(0)
+        rig.new_journal(tmp_path / "new").ownership.attach(0)
     del rig.store.put
     rig.store.fail("*", StoreUnavailable("down"))
     with pytest.raises(StoreUnavailable):
-        rig.new_journal(tmp_path / "new").attach(0)
+        rig.new_journal(tmp_path / "new").ownership.attach(0)
     assert isinstance(rig.store.put("x", b""), PutOutcome)
 
 
@@ -171,7 +171,7 @@ def test_start_without_the_store_serves_and_takes_its_epoch_later(rig: Rig) -> N
     rig.store.faults.clear()
     rig.hot.put("t", count=5)
     rig.offload()
-    assert rig.journal.epoch == 2
+    assert rig.journal.ownership.epoch == 2
     assert rig.check_tiles("t") == 30
 
 

@@ -37,14 +37,18 @@ def test_fenced_and_refused_are_final_states() -> None:
 
 
 def test_superseded_writer_stays_fenced(rig: Rig, tmp_path: Path) -> None:
-    states = [rig.new_journal(tmp_path / "none").state, rig.journal.state]
+    states = [rig.new_journal(tmp_path / "none").ownership.state, rig.journal.ownership.state]
     again = rig.new_journal()
-    again.attach(rig.hot.tail)
+    again.ownership.attach(rig.hot.tail)
     with pytest.raises(Fenced):
-        rig.journal.follow()
-    states += [again.state, rig.journal.state]
+        rig.journal.ownership.follow()
+    states += [again.ownership.state, rig.journal.ownership.state]
     assert states == [State.NEW, State.ONLINE, State.ONLINE, State.FENCED]
-    for act in (rig.journal.ensure_online, rig.journal.renew_epoch, lambda: rig.journal.append(Topic(topic="a"))):
+    for act in (
+        rig.journal.ownership.ensure_online,
+        rig.journal.ownership.renew_epoch,
+        lambda: rig.journal.append(Topic(topic="a")),
+    ):
         with pytest.raises(Fenced):
             act()
 
@@ -52,26 +56,26 @@ def test_superseded_writer_stays_fenced(rig: Rig, tmp_path: Path) -> None:
 def test_writer_is_offline_until_the_store_answers(rig: Rig) -> None:
     journal = rig.new_journal()
     rig.store.fail("get", DOWN)
-    assert not journal.attach(rig.hot.tail).online
-    states = [journal.state]
+    assert not journal.ownership.attach(rig.hot.tail).online
+    states = [journal.ownership.state]
     with pytest.raises(NotAttached):
         journal.append(Topic(topic="a"))
-    journal.ensure_online()
-    states.append(journal.state)
+    journal.ownership.ensure_online()
+    states.append(journal.ownership.state)
     assert states == [State.OFFLINE, State.ONLINE]
 
 
 def test_writer_of_another_log_stays_refused(rig: Rig, tmp_path: Path) -> None:
     other = rig.new_journal(tmp_path / "other", "another log")
     with pytest.raises(ArchiveRefused):
-        other.attach(0)
-    assert other.state is State.REFUSED
+        other.ownership.attach(0)
+    assert other.ownership.state is State.REFUSED
     with pytest.raises(ImpossibleTransition):
-        other.attach(0)
+        other.ownership.attach(0)
 
 
 def test_restore_takes_over_the_archive_of_another_log(rig: Rig, tmp_path: Path) -> None:
     other = rig.new_journal(tmp_path / "other", "another log")
     seen: list[State] = []
-    other.attach_restoring(lambda: seen.append(other.state), take_over=True)
-    assert [*seen, other.state] == [State.RESTORING, State.ONLINE]
+    other.ownership.attach_restoring(lambda: seen.append(other.ownership.state), take_over=True)
+    assert [*seen, other.ownership.state] == [State.RESTORING, State.ONLINE]

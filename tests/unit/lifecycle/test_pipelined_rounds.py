@@ -135,7 +135,7 @@ def test_fenced_round_commits_nothing_and_cancels_queued_uploads(rig: Rig, tmp_p
 
     def overtaken(number: int, one: NamedEntries) -> None:
         if number == 4:
-            rig.new_journal(tmp_path / "state").attach(rig.hot.tail)
+            rig.new_journal(tmp_path / "state").ownership.attach(rig.hot.tail)
 
     watched.on_upload = overtaken  # type: ignore[method-assign]
     with pytest.raises(Fenced):

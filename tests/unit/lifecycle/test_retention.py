@@ -18,9 +18,9 @@ from infra.failpoint import FailpointError
 from infra.loop.pace import Pace
 from infra.loop.threads import SYSTEM_THREADS
 from infra.objects.store import NotFound, StoreUnavailable, UnknownOutcome
-from lifecycle.hot_expiry import HotExpiry, NoRecord
-from lifecycle.lifecycle import LocalLifecycle
+from lifecycle.hot_expiry import ExpiryRecord, HotExpiry
 from lifecycle.retention import Pending, Policy, due_topics, upload_rate, waited_as_by_default
+from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.topic_catalog import TopicCatalog
@@ -166,7 +166,7 @@ def test_deletion_of_a_batch_looks_up_only_its_topics(rig: Rig, monkeypatch: pyt
     monkeypatch.setattr(Catalog, "known_topics", lambda of: pytest.fail("no topic is asked for but the batch's"))
     rig.lifecycle.expire._forget = forgotten.extend
     pace = Pace(rig.clock, SYSTEM_THREADS)
-    assert rig.lifecycle.expire._delete_expired(rig.clock.now_ms(), pace) == 2, "a batch each"
+    assert rig.lifecycle.expire._delete_expired(rig.journal, rig.clock.now_ms(), pace) == 2, "a batch each"
     assert (looks, forgotten) == (["all"], [])
 
 
@@ -266,7 +266,8 @@ def test_hot_ttl_skips_topics_that_cannot_have_expired(tmp_path: Path) -> None:
 
 def test_hot_ttl_expires_messages_stored_after_a_clock_step_back(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
-    expiry, now = HotExpiry(rig.hot, NoRecord(), lambda: rig.policy), rig.clock.now_ms()
+    expiry = HotExpiry(rig.hot, ExpiryRecord(None, lambda: rig.policy, rig.clock), lambda: rig.policy)
+    now = rig.clock.now_ms()
     rig.hot.put("a")
     rig.clock.set_wall(now + 3650 * DAY)
     rig.hot.put("b")
@@ -330,7 +331,7 @@ def test_recreated_topic_without_archive_keeps_its_new_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path / "state")
-    local = LocalLifecycle(rig.hot, lambda: Policy(ttl_hours=lambda topic: TTL), rig.clock, SafeClock(rig.clock))
+    local = RetentionJobs(rig.hot, lambda: Policy(ttl_hours=lambda topic: TTL), rig.clock, SafeClock(rig.clock))
     rig.hot.put("a", count=5)
     rig.clock.advance(TTL * HOUR)
     expire = rig.hot.expire_below
@@ -471,9 +472,9 @@ def test_eviction_waits_for_age_or_a_crowded_disk(rig: Rig) -> None:
     assert rig.lifecycle.evict.run() != []
 
 
-def without_archive(rig: Rig, **rules: Any) -> LocalLifecycle:
+def without_archive(rig: Rig, **rules: Any) -> RetentionJobs:
     policy = Policy(archived=lambda topic: False, delete_hours=None, force_mark=0.85)
-    return LocalLifecycle(rig.hot, lambda: replace(policy, **rules), rig.clock, SafeClock(rig.clock))
+    return RetentionJobs(rig.hot, lambda: replace(policy, **rules), rig.clock, SafeClock(rig.clock))
 
 
 def fill_by_segments(rig: Rig, empty: float, each: float) -> None:
@@ -501,7 +502,7 @@ def test_unconfirmed_segments_are_not_evicted_by_age(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     hot = MemberHot(rig.clock)
     policy = Policy(archived=lambda topic: False)
-    local = LocalLifecycle(hot, lambda: policy, rig.clock, SafeClock(rig.clock), is_member=True)
+    local = RetentionJobs(hot, lambda: policy, rig.clock, SafeClock(rig.clock), is_member=True)
     hot.put("a", count=25)
     rig.clock.advance(72 * HOUR)
     hot.confirmed = 1990

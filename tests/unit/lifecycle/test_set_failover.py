@@ -10,8 +10,8 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.objects.store import StoreUnavailable
-from lifecycle.evict import EVERYTHING
-from lifecycle.lifecycle import ArchiveLifecycle
+from lifecycle.evict import no_limit
+from lifecycle.lifecycle import ArchiveLifecycle, SharedLog
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper
@@ -92,9 +92,9 @@ def test_deposed_master_that_resumes_in_any_step_changes_nothing(both: Archiving
             both.a.offload()
             both.a.offload()
         except Fenced:
-            assert both.a.journal.state is State.DEPOSED
+            assert both.a.journal.ownership.state is State.DEPOSED
         else:
-            assert both.b.journal.leads, "the step comes in this run"
+            assert both.b.journal.ownership.leads, "the step comes in this run"
             with pytest.raises(Fenced):
                 both.a.offload()
     check_whole(both)
@@ -158,11 +158,11 @@ def test_round_planned_before_a_reelection_appends_nothing(both: ArchivingSet) -
     def failover(_: str) -> None:
         failpoint.disarm()
         both.elect(both.b)
-        both.b.journal.ensure_online()
-        both.b.journal.become_slave()
-        both.a.journal.become_slave()
+        both.b.journal.ownership.ensure_online()
+        both.b.journal.ownership.become_slave()
+        both.a.journal.ownership.become_slave()
         both.elect(both.a)
-        both.a.journal.ensure_online()  # by another job of A
+        both.a.journal.ownership.ensure_online()  # by another job of A
 
     with failpoint.armed("offload.before_intent", failover), pytest.raises(NotAttached, match="another master epoch"):
         both.a.offload()
@@ -188,11 +188,11 @@ def test_archive_ownership_is_proven_once_per_term(both: ArchivingSet, tmp_path:
     for reign in (1, 2):
         both.elect(member)
         member.offload()
-        member.journal.renew_epoch()
-        member.journal.renew_epoch()
+        member.journal.ownership.renew_epoch()
+        member.journal.ownership.renew_epoch()
         assert len(proved) == reign
-        member.journal.become_slave()
-        member.journal.follow()
+        member.journal.ownership.become_slave()
+        member.journal.ownership.follow()
 
 
 def test_log_name_set_during_a_save_is_not_lost(
@@ -204,8 +204,8 @@ def test_log_name_set_during_a_save_is_not_lost(
     with monkeypatch.context() as patch:
         patch.setattr(journal._known, "save", lambda epoch: journal.log_name.set_by_master(UUID))
         with pytest.raises(ArchiveRefused):
-            journal.follow()
-    journal.follow()
+            journal.ownership.follow()
+    journal.ownership.follow()
     assert journal.log_uuid == UUID
 
 
@@ -221,9 +221,9 @@ def test_new_master_reports_log_name_of_former_master(both: ArchivingSet, tmp_pa
 
 def test_log_name_of_archive_overrides_the_masters(both: ArchivingSet) -> None:
     both.a.offload()
-    both.b.journal.follow()
+    both.b.journal.ownership.follow()
     both.b.journal.log_name.set_by_master("the master's own")
-    both.b.journal.follow()
+    both.b.journal.ownership.follow()
     assert both.b.journal.log_uuid == UUID
 
 
@@ -231,29 +231,29 @@ def test_master_with_a_lower_epoch_is_deposed(both: ArchivingSet) -> None:
     both.a.offload()
     both.replicate()
     both.elect(both.b)
-    both.b.journal.ensure_online()
+    both.b.journal.ownership.ensure_online()
     both.a.start()
-    both.a.journal.become_master(1, both.a.hot.tail)
+    both.a.journal.ownership.become_master(1, both.a.hot.tail)
     with pytest.raises(Fenced):
-        both.a.journal.ensure_online()
-    assert both.a.journal.state is State.DEPOSED
+        both.a.journal.ownership.ensure_online()
+    assert both.a.journal.ownership.state is State.DEPOSED
     said = [entry.master_epoch for entry in entries(both) if isinstance(entry, Epoch)]
     assert said == [1, 2]
 
 
 def test_concurrent_epoch_of_a_superseded_master_is_fenced(both: ArchivingSet) -> None:
     """A later master may write its EPOCH between this master's read of the journal and its PUT."""
-    both.a.journal.become_slave()
+    both.a.journal.ownership.become_slave()
     both.elect(both.a)
     later = both.master_epoch + 1
 
     def overtaken(_: str) -> None:
         failpoint.disarm()
-        both.b.journal.become_master(later, both.b.hot.tail)
-        both.b.journal.ensure_online()
+        both.b.journal.ownership.become_master(later, both.b.hot.tail)
+        both.b.journal.ownership.ensure_online()
 
     with failpoint.armed("journal.before_put", overtaken), pytest.raises(Fenced):
-        both.a.journal.ensure_online()
+        both.a.journal.ownership.ensure_online()
     said = [entry.master_epoch for entry in entries(both) if isinstance(entry, Epoch)]
     assert said == [later]
 
@@ -265,8 +265,8 @@ def test_deposed_master_follows_as_slave_and_leads_when_reelected(both: Archivin
     both.b.offload()
     with pytest.raises(Fenced):
         both.a.offload()
-    both.a.journal.become_slave()
-    assert not both.a.journal.fenced
+    both.a.journal.ownership.become_slave()
+    assert not both.a.journal.ownership.fenced
     both.a.lifecycle.evict.run()
     assert both.a.journal.catalog.next_seq == both.catalog.next_seq
     both.elect(both.a)
@@ -284,7 +284,7 @@ def test_standalone_broker_does_not_take_over_the_archive_of_a_set(both: Archivi
     alone.store, alone.clock = both.store, both.clock
     journal = Rig.new_journal(alone, both.directory / "a", both.a.log_uuid)
     with pytest.raises(ArchiveRefused, match=r"master epoch 1.*as a member of it"):
-        journal.attach(both.a.hot.tail)
+        journal.ownership.attach(both.a.hot.tail)
     assert both.store.objects == written
 
 
@@ -345,10 +345,10 @@ def test_lost_intent_reserves_no_offsets_after_a_reelection(both: ArchivingSet) 
     high = both.a.journal._known.high
     assert high > 0
     both.elect(both.b)
-    both.b.journal.ensure_online()
-    both.a.journal.become_slave()
+    both.b.journal.ownership.ensure_online()
+    both.a.journal.ownership.become_slave()
     both.elect(both.a)
-    both.a.journal.ensure_online()
+    both.a.journal.ownership.ensure_online()
     assert both.a.journal._known.high == 0
     assert both.a.journal._known.named.everything() == {}
     both.a.start()
@@ -366,7 +366,7 @@ def test_slave_appends_no_journal_entry(both: ArchivingSet) -> None:
         both.b.lifecycle.sweep.run,
         both.b.lifecycle.checkpoint.run,
         both.b.lifecycle.unexpire.run,
-        both.b.journal.renew_epoch,
+        both.b.journal.ownership.renew_epoch,
         lambda: both.b.journal.append(Abort(round=1)),
     ):
         with pytest.raises(NotMaster):
@@ -451,7 +451,7 @@ def test_copy_of_an_apache_master_has_no_eviction_frontier(both: ArchivingSet) -
     member = both.a
     lifecycle = ArchiveLifecycle(
         member.hot, member.journal, member.worker, lambda: both.policy, both.clock, SafeClock(both.clock),
-        settled=member.hot.is_settled, is_of=lambda: EVERYTHING,
+        shared=SharedLog(member.hot.is_settled, no_limit),
     )  # fmt: skip
     member.hot.put("a", 0, 5 * SEGMENT // RECORD)
     lifecycle.offload.run(roll=True)
@@ -486,7 +486,7 @@ def test_slave_truncates_its_journal_copy_at_checkpoints(both: ArchivingSet) -> 
         both.a.hot.put("a", 0, 1)
         both.a.offload()
         both.a.lifecycle.checkpoint.run()
-        both.b.journal.follow()
+        both.b.journal.ownership.follow()
         sizes.append((both.directory / "b" / "journal.mirror").stat().st_size)
     assert max(sizes[6:]) <= 2 * max(sizes[:6])
     before = both.store.requests.copy()
@@ -500,8 +500,8 @@ def test_slave_truncates_its_journal_copy_at_checkpoints(both: ArchivingSet) -> 
 
 
 def test_slave_refuses_a_journal_of_a_newer_format(both: ArchivingSet) -> None:
-    both.a.journal.ensure_online()
-    both.b.journal.follow()
+    both.a.journal.ownership.ensure_online()
+    both.b.journal.ownership.follow()
     key = journal_key("", "b", both.catalog.next_seq)
     both.store.put(key, b"\x82\xa4type\xa5EPOCH\xa7version\x63")
     for _ in range(2):
@@ -540,17 +540,17 @@ def test_reelected_master_does_not_overwrite_the_newest_state(both: ArchivingSet
 
 def test_next_master_knows_the_names_of_a_late_intent(both: ArchivingSet) -> None:
     """A late INTENT before the new EPOCH covers confirmed records, so the next master completes it."""
-    both.b.journal.follow()
+    both.b.journal.ownership.follow()
     name = PlannedObject("topic=a/dt=1970-01-01/broker=b/x-e1.parquet", "a", "1970-01-01", 0, 1000, {0: (0, 6)})
 
     def late(_: str) -> None:
         failpoint.disarm()
-        both.a.journal.ensure_online()
+        both.a.journal.ownership.ensure_online()
         both.a.journal.append(Intent(round=1, names=[name]))
 
     both.elect(both.b)
     with failpoint.armed("journal.before_put", late):
-        both.b.journal.ensure_online()
+        both.b.journal.ownership.ensure_online()
     assert both.b.journal.catalog.rounds.intent_end == 1000
     assert [type(entry) for entry in entries(both)] == [Epoch, Intent, Epoch]
 
@@ -571,10 +571,10 @@ def test_checkpoints_of_alternating_masters_give_the_same_catalog(both: Archivin
         leads.offload()
         leads.lifecycle.checkpoint.run()
         if turn % 3:
-            other.journal.follow()
+            other.journal.ownership.follow()
         if turn % 13 == 12:
             other.hot.copy(leads.hot)
-            leads.journal.become_slave()
+            leads.journal.ownership.become_slave()
             both.elect(other)
             leads = other
         kept = {key for key in both.store.objects if key.endswith(".pack")}
@@ -588,7 +588,7 @@ def test_checkpoints_of_alternating_masters_give_the_same_catalog(both: Archivin
     for seq, entry in enumerate(entries(both)):
         whole.apply(seq, entry)  # type: ignore[arg-type]
     for member in masters:
-        member.journal.follow()
+        member.journal.ownership.follow()
         assert state_of(member.journal.catalog) == state_of(whole)
         both.store.fail("*", StoreUnavailable("down"), times=1000)
         member.start()

@@ -75,7 +75,7 @@ def other_broker(rig: Rig, tmp_path: Path, name: str = "other") -> JournalWriter
     """Start another broker with a copy of the directory, which takes over the archive of the same log."""
     shutil.copytree(rig.directory, tmp_path / name)
     journal = rig.new_journal(tmp_path / name)
-    journal.attach(rig.hot.tail)
+    journal.ownership.attach(rig.hot.tail)
     return journal
 
 
@@ -172,10 +172,10 @@ def test_put_of_superseded_broker_at_a_deleted_entry_is_ignored(rig: Rig, tmp_pa
     with pytest.raises(Fenced):
         rig.journal.append(Deleted(keys=["a"]))
     assert position in numbers(rig), "its PUT had succeeded"
-    assert rig.journal.fenced
+    assert rig.journal.ownership.fenced
     assert state_of(rig.journal.catalog) == known == state_of(read_catalog(rig.store, "b"))
-    other.follow()
-    assert other.online and state_of(other.catalog) == known
+    other.ownership.follow()
+    assert other.ownership.online and state_of(other.catalog) == known
     assert next(seq for seq, _ in entries(rig.store, "b")) > position
     append(other, 40)
     rig.clock.advance(8 * DAY)
@@ -202,15 +202,15 @@ def test_follower_ignores_a_put_at_a_deleted_entry(rig: Rig, tmp_path: Path) -> 
     second = tmp_path / "second"
     shutil.copytree(rig.directory, second)
     sleeper = rig.new_journal(second)
-    sleeper.attach_following()
-    sleeper.follow()
+    sleeper.ownership.attach_following()
+    sleeper.ownership.follow()
     other = other_broker(rig, tmp_path)
     append(other, 40)
     rig.clock.advance(8 * DAY)
     shorten(rig, other)
     with pytest.raises(Fenced):
         rig.journal.append(Deleted(keys=["a"]))
-    sleeper.follow()
+    sleeper.ownership.follow()
     assert state_of(sleeper.catalog) == state_of(other.catalog)
 
 
@@ -230,15 +230,15 @@ def test_start_with_an_outdated_copy_resumes_at_a_checkpoint(rig: Rig, tmp_path:
     aged(rig)
     rig.lifecycle.shorten.run()
     late = rig.new_journal(tmp_path / "copy")
-    late.attach(rig.hot.tail)
-    assert late.online and late.catalog.checkpoint >= oldest_kept(rig)
+    late.ownership.attach(rig.hot.tail)
+    assert late.ownership.online and late.catalog.checkpoint >= oldest_kept(rig)
     assert state_of(late.catalog) == state_of(read_catalog(rig.store, "b"))
     shutil.copytree(tmp_path / "copy", tmp_path / "again")
     for key in [key for key in rig.store.objects if "/checkpoint/" in key]:
         del rig.store.objects[key]
     rig.store.objects.pop(journal_key("", "b", late.catalog.next_seq - 1))
     with pytest.raises(ArchiveRefused, match="does not hold the journal"):
-        rig.new_journal(tmp_path / "again").attach(rig.hot.tail)
+        rig.new_journal(tmp_path / "again").ownership.attach(rig.hot.tail)
 
 
 def test_start_with_a_wrong_store_leaves_the_local_copy_unchanged(rig: Rig, tmp_path: Path) -> None:
@@ -250,11 +250,11 @@ def test_start_with_a_wrong_store_leaves_the_local_copy_unchanged(rig: Rig, tmp_
     assert other.lifecycle.shorten.run() > rig.journal.catalog.next_seq
     rig.store = other.store
     with pytest.raises(ArchiveRefused, match="does not hold the journal"):
-        rig.new_journal().attach(rig.hot.tail)
+        rig.new_journal().ownership.attach(rig.hot.tail)
     rig.store = own
     back = rig.new_journal()
-    back.attach(rig.hot.tail)
-    assert back.online and back.catalog.objects("t") == read_catalog(own, "b").objects("t")
+    back.ownership.attach(rig.hot.tail)
+    assert back.ownership.online and back.catalog.objects("t") == read_catalog(own, "b").objects("t")
     assert back.catalog.log_uuid == log_uuid
 
 

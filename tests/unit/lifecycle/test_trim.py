@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra import failpoint
-from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy
+from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.safe_clock import SafeClock
 from lifecycle.trim import Trimmed, TrimRefused
 from neve.archive.catalog.journal_reader import entries
@@ -116,9 +116,9 @@ def test_trim_without_archive_is_refused_in_a_broker_set(tmp_path: Path) -> None
     rig = Rig(tmp_path / "state")
     rig.hot.put("a", count=5)
 
-    def local(*, is_member: bool) -> LocalLifecycle:
+    def local(*, is_member: bool) -> RetentionJobs:
         clock = SafeClock(rig.clock)
-        return LocalLifecycle(rig.hot, Policy, rig.clock, clock, is_member=is_member)
+        return RetentionJobs(rig.hot, Policy, rig.clock, clock, is_member=is_member)
 
     with pytest.raises(TrimRefused, match="without an archive"):
         local(is_member=True).trim.run("a", {0: 2})

@@ -13,8 +13,8 @@ import pytest
 from infra.loop.locks import Event
 from infra.loop.pace import Pace
 from infra.loop.threads import SystemThreads
-from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy
+from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.safe_clock import SafeClock
 from neve.archive.format.journal import AnyEntry, Expire, Topic, Unexpire
 from tests.kit.archive.catalog_state import expiring_keys
@@ -212,7 +212,7 @@ def test_unexpire_does_not_restore_a_deleted_topic(rig: Rig) -> None:
 def test_unexpire_without_archive_restores_rows_of_the_local_log(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     policy = Policy(archived=lambda topic: False, ttl_hours=lambda topic: TTL)
-    local = LocalLifecycle(rig.hot, lambda: policy, rig.clock, SafeClock(rig.clock))
+    local = RetentionJobs(rig.hot, lambda: policy, rig.clock, SafeClock(rig.clock))
     rig.hot.put("a", count=5)
     right = rig.clock.now_ms()
     rig.clock.set_wall(right + 365 * 24 * HOUR)

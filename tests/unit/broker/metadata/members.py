@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from access.store import AuthStore, AuthTables
-from broker.archiving.deletion import GroupDeletion, TopicDeletion
-from broker.archiving.tombstone import NoTombstones
+from broker.archiving.deletion import GroupDeletion, NoTombstones, TopicDeletion
+from broker.archiving.restore import Tables
 from broker.intake.internal_records import WRITTEN_BY_NEVE
 from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
@@ -121,9 +121,7 @@ class TablesMember:
             journal=self.journal,
             sync_log=self._sync,
             tombstones=lambda: NoTombstones(self.disk, ROOT / "archive"),
-            topics=self.topics,
-            groups=self.groups,
-            offsets=self.offsets,
+            tables=Tables(self.topics, self.groups, self.offsets),
             retry_names=names,
             pops=self.pops,
             arriving=told,
