@@ -264,9 +264,9 @@ class BrokerController:
 
     def _close_store(self) -> None:
         store, replicas = self.storage.store, self.replicas
-        if replicas is not None and store.failed is None:
-            store.after_flush(store.flush())
-            if store.flushed_offset == store.max_physical_offset:
+        if replicas is not None and store.end.failure is None:
+            store.after_flush(store.visibility.flush())
+            if store.visibility.flushed == store.max_physical_offset:
                 replicas.life.end()
         store.shutdown()
 

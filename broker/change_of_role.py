@@ -101,8 +101,8 @@ class ChangeOfRole:
         raised: the next master's records lower them, or raise them further. Raise as `lead`; the call may be repeated.
         """
         store = self._store
-        last = store.last_record(store.max_physical_offset)
-        assert last is None or last[0] < store.confirmed_offset, "readers see all records"
+        last = store.reader.last_record(store.max_physical_offset)
+        assert last is None or last[0] < store.visibility.confirmed, "readers see all records"
         self._synchronize.forget()
         await self.follow_pops()
         await self._threads.run(store.prepare_to_lead)
@@ -147,7 +147,7 @@ class ChangeOfRole:
             self._journal.record_owed()
             if self._has_unsaved:
                 # A later truncation, or a start, that finds the last record lowers no queue.
-                await self._threads.run(self._store.write_queue_state, self._store.queue_state_image())
+                await self._threads.run(self._store.queues.write, self._store.queue_changes.image())
                 self._has_unsaved = False
             if self._unrecorded is not None:  # the term may have ended meanwhile
                 self._journal.record(self._unrecorded)
@@ -169,7 +169,7 @@ class ChangeOfRole:
 
     def _close(self) -> None:
         self._admission.leads = False
-        if not self._store.is_following:
+        if not self._store.end.is_following:
             self._store.follow()
 
     def before_truncation(self) -> None:
@@ -199,7 +199,7 @@ class ChangeOfRole:
 
     def confirmed(self) -> None:
         """Apply growth of the visible log: the own one of a master, or the one that a slave follows."""
-        if self._store.is_following:
+        if self._store.end.is_following:
             self._synchronize.advance()
         else:
             self._pending_deletions.confirmed()
@@ -212,7 +212,7 @@ class ChangeOfRole:
     async def follow_pops(self) -> None:
         """Let the book of pops follow the log, in slices, as a slave: little is left to read for a change to master."""
         has_more = True
-        while has_more and self._store.is_following and not self._is_reloading:
+        while has_more and self._store.end.is_following and not self._is_reloading:
             has_more = self._pops.follow(_EVENTS_AT_ONCE)
             await asyncio.sleep(0)
 

@@ -81,8 +81,8 @@ class ArchivableLimit:
         """Return the archivable limit, given the local fsynced offset; 0 before the set is settled."""
         if self._set is None:
             return synced
-        limit = min(self._set.archivable(synced), self._store.confirmed_offset)
-        return self._store.record_start(limit) if limit >= self._promoted_at else 0
+        limit = min(self._set.archivable(synced), self._store.visibility.confirmed)
+        return self._store.reader.record_start(limit) if limit >= self._promoted_at else 0
 
     def is_settled(self, synced: int) -> bool:
         """Return whether the whole set has what this member had at its promotion."""

@@ -146,10 +146,10 @@ class PendingDeletions:
     def confirmed(self) -> None:
         """Execute the confirmed deletions. Messages of a topic that was created again since are kept."""
         store = self._store
-        for topic, end in [item for item in self._topics.items() if item[1] <= store.confirmed_offset]:
+        for topic, end in [item for item in self._topics.items() if item[1] <= store.visibility.confirmed]:
             del self._topics[topic]
-            if store.gone_below(topic) < end:
-                store.delete_topic(topic, below=end)
+            if store.queues.gone_below(topic) < end:
+                store.queue_changes.delete_topic(topic, below=end)
 
     def forget(self) -> None:
         """Forget all topics: this broker is no longer the master."""
@@ -198,12 +198,12 @@ class TopicDeletion:
         if self._topics.select(topic) is None:
             return
         # If the disk refuses the queue state, the deletion fails and the topic is unchanged.
-        await self._threads.run(self._store.write_queue_state, self._store.queue_state_image())
+        await self._threads.run(self._store.queues.write, self._store.queue_changes.image())
         if self._pending is not None:
             await self._delete_in_set(topic, self._pending)
             return
         # Of all its queues, including those of an earlier topic of this name: only the newest tombstone counts.
-        tombstones, recorded = self._tombstones(), self._store.following_of(topic)
+        tombstones, recorded = self._tombstones(), self._store.queues.following_of(topic)
         retries = [name for group in self._groups.groups for name in self._retry_names.gone_with(group, topic)]
         named = tombstones.has_named(topic)
         if named:
@@ -212,9 +212,9 @@ class TopicDeletion:
         if not named and not begins_again:  # an offload round has named it meanwhile
             await self._record(topic, recorded)
         # No await between begin_again and here: no message may be appended in between.
-        ends = self._store.following_of(topic)
+        ends = self._store.queues.following_of(topic)
         self._delete_now(topic, ends, begins_again=begins_again)
-        await self._threads.run(self._store.save_deletions)
+        await self._threads.run(self._store.queue_changes.save_deletions)
         await self._save()
         self._arriving.release_topic(topic)
         for retry in retries:
@@ -235,14 +235,14 @@ class TopicDeletion:
         for name in wanted:
             if self._topics.select(name) is not None:
                 wanted += [retry for group in self._groups.groups for retry in self._retry_names.gone_with(group, name)]
-                gone[name] = self._store.following_of(name)
+                gone[name] = self._store.queues.following_of(name)
                 self._delete_now(name, gone[name], begins_again=False)
         await self._save()
         for name in gone:
             self._arriving.release_topic(name)
         await self._registration.now()
         await pending.deleted(term)
-        await self._threads.run(self._store.save_deletions)
+        await self._threads.run(self._store.queue_changes.save_deletions)
         for name, ends in gone.items():
             try:
                 await self._tombstones().record(name, ends)
@@ -263,7 +263,7 @@ class TopicDeletion:
         change = self._topics.deletion(topic, ends, begins_again=begins_again)
         self._journal.record(change)
         if self._pending is None:
-            self._store.delete_topic(topic, begin_again=begins_again)
+            self._store.queue_changes.delete_topic(topic, begin_again=begins_again)
         else:
             self._pending.add(topic)
         self._topics.apply(change)

@@ -43,7 +43,7 @@ async def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog,
     call = environment.ask_loop().call
     erased = await in_thread(lambda: erased_rows.hide(store, rows_of(catalog.gaps()), call))
     if is_hidden or erased.is_changed:
-        await in_thread(store.write_queue_state, store.queue_state_image())
+        await in_thread(store.queues.write, store.queue_changes.image())
     return await run_beside(_raised_parts(store, go_on.queue_next), in_thread)
 
 
@@ -53,28 +53,28 @@ def _raise_parts(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> P
         yield from store.restart_log_parts(position)
     raised: Ends = {}
     for chunk in _chunks(go_on.queue_next):
-        for (topic, queue), following in queues_to_raise(chunk, store.next_offset).items():
+        for (topic, queue), following in queues_to_raise(chunk, store.queues.next_offset).items():
             raised.setdefault(topic, {})[queue] = following
         yield nothing
-    yield from store.create_queues_parts(raised)
+    yield from store.queue_changes.create_queues_parts(raised)
     # Messages below are archived or lost. A read here would end at the gap.
     for piece in pieces(raised):
         for topic, ends in piece.items():
-            raised[topic] |= {queue: store.next_offset(topic, queue) for queue in ends}
+            raised[topic] |= {queue: store.queues.next_offset(topic, queue) for queue in ends}
         yield nothing
-    yield from store.raise_queues_parts(raised)
+    yield from store.queue_changes.raise_queues_parts(raised)
     assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
     for chunk in _chunks(go_on.queue_next):
-        assert not queues_to_raise(chunk, store.next_offset), "an offset would be given twice"
+        assert not queues_to_raise(chunk, store.queues.next_offset), "an offset would be given twice"
         yield nothing
     is_hidden = False
-    queues = ((topic, queue) for topic in store.topics() for queue in store.queues_of(topic))
+    queues = ((topic, queue) for topic in store.queues.topics() for queue in store.queues.names_of(topic))
     while part := list(islice(queues, QUEUES_IN_A_TURN)):
         numbers: dict[str, list[int]] = {}
         for topic, queue in part:
             numbers.setdefault(topic, []).append(queue)
-        for topic, minimums in minimums_to_raise(numbers, catalog.recorded_minimum, store.min_offset).items():
-            is_hidden |= store.hide_below(topic, minimums)
+        for topic, minimums in minimums_to_raise(numbers, catalog.recorded_minimum, store.queues.min_offset).items():
+            is_hidden |= store.queue_changes.hide_below(topic, minimums)
         yield nothing
     return is_hidden
 
@@ -84,8 +84,8 @@ def _raised_parts(store: MessageStore, queue_next: Mapping[Queue, int]) -> Parts
     found: Ends = {}
     for chunk in _chunks(queue_next):
         for topic, queue in chunk:
-            if store.goes_on_higher(topic, queue):
-                found.setdefault(topic, {})[queue] = store.next_offset(topic, queue)
+            if store.queues.continues_higher(topic, queue):
+                found.setdefault(topic, {})[queue] = store.queues.next_offset(topic, queue)
         yield nothing
     return found
 
@@ -105,22 +105,22 @@ def begun_again(store: MessageStore, queue_next: Mapping[Queue, int], catalog: C
     """
     return [
         topic
-        for topic in sorted(store.topics())
-        if store.gone_below(topic)
-        and any(_has_begun_again(store, topic, queue, queue_next, catalog) for queue in store.queues_of(topic))
+        for topic in sorted(store.queues.topics())
+        if store.queues.gone_below(topic)
+        and any(_has_begun_again(store, topic, queue, queue_next, catalog) for queue in store.queues.names_of(topic))
     ]
 
 
 def _has_begun_again(
     store: MessageStore, topic: str, queue: int, queue_next: Mapping[Queue, int], catalog: Catalog
 ) -> bool:
-    first, end = store.min_offset(topic, queue), store.next_offset(topic, queue)
+    first, end = store.queues.min_offset(topic, queue), store.queues.next_offset(topic, queue)
     if first >= end:
         return False
     if end < queue_next.get((topic, queue), 0) or first < catalog.recorded_minimum(topic, queue):
         return True
     for run in takewhile(lambda run: run.first < end, catalog.queue(topic, queue).runs(first)):
-        entry = store.entry(topic, queue, max(run.first, first))
+        entry = store.reader.entry(topic, queue, max(run.first, first))
         if entry is not None and not run.name.start <= entry[0] < run.name.end:
             return True
     return False

@@ -20,8 +20,9 @@ from broker.intake.flusher import Flusher
 from broker.store.erased_rows import hide
 from broker.store.errors import LogIsCut, StoreError, StoreFull, StoreNotWritable
 from broker.store.log_search import records_with
-from broker.store.message_store import MessageStore, Segment
+from broker.store.message_store import MessageStore
 from broker.store.reading import EntrySlice, joined
+from broker.store.store_reader import Segment
 from broker.tables.changes import RowsErased
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.waiting.delivery import quarantined
@@ -84,7 +85,7 @@ class LoopHotStore:
         """Run `work` on the loop in one step; wait first while a diverged tail is being truncated."""
 
         def if_whole() -> T:
-            self._store.check_whole()
+            self._store.truncations.check_whole()
             return work()
 
         while True:
@@ -95,7 +96,7 @@ class LoopHotStore:
 
     async def _whole(self) -> None:
         ended = asyncio.Event()
-        self._store.when_whole(ended.set)
+        self._store.truncations.when_whole(ended.set)
         await ended.wait()
 
     def _call_of(self, topic: str, work: Callable[[], T]) -> T:
@@ -103,7 +104,7 @@ class LoopHotStore:
             return self._call(work)
 
     def segments(self) -> Sequence[Segment]:
-        return self._call(self._store.segments)
+        return self._call(self._store.reader.segments)
 
     def flush(self) -> int:
         return self._ask.wait(self._after_flush(self._limit.within))
@@ -125,7 +126,7 @@ class LoopHotStore:
         return True
 
     def _roll(self) -> None:
-        self._store.roll()
+        self._store.end.roll()
         if self._on_growth is not None:
             self._on_growth()  # the end marker of a segment counts as growth
 
@@ -138,27 +139,27 @@ class LoopHotStore:
         return remove()
 
     def topics(self) -> Sequence[str]:
-        return sorted(self._call(self._store.topics))
+        return sorted(self._call(self._store.queues.topics))
 
     def queues_of(self, topic: str) -> Sequence[int]:
-        return self._call(lambda: self._store.queues_of(topic))
+        return self._call(lambda: self._store.queues.names_of(topic))
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
-        return self._call(self._store.deleted_below)
+        return self._call(self._store.queues.ended)
 
     def deleted_topics(self) -> Sequence[str]:
-        return self._call(self._store.deleted_topics)
+        return self._call(self._store.queues.deleted)
 
     def forget_deleted(self, topics: Collection[str]) -> int:
         store = self._store
-        image = self._call(lambda: store.image_without(topics))
+        image = self._call(lambda: store.queue_changes.image_without(topics))
         if image is None:
             return 0
-        store.write_queue_state(image)
-        return self._call(lambda: store.forget_deleted(image))
+        store.queues.write(image)
+        return self._call(lambda: store.queue_changes.forget_deleted(image))
 
     def min_offset(self, topic: str, queue: int) -> int:
-        return self._call_of(topic, lambda: self._store.min_offset(topic, queue))
+        return self._call_of(topic, lambda: self._store.queues.min_offset(topic, queue))
 
     def expire_below(
         self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
@@ -174,25 +175,25 @@ class LoopHotStore:
             except TopicUnreadable as error:
                 failed[topic] = error
         if hidden:
-            store.write_queue_state(self._call(store.queue_state_image))
+            store.queues.write(self._call(store.queue_changes.image))
         return failed
 
     async def _expired(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
         while True:
             try:
-                return await in_turns(self._store.expire_below(topic, offsets, timestamp))
+                return await in_turns(self._store.queue_changes.expire_below(topic, offsets, timestamp))
             except LogIsCut:
                 await self._whole()
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
-        return self._call_of(topic, lambda: self._store.show_from(topic, queue, offset))
+        return self._call_of(topic, lambda: self._store.queue_changes.show_from(topic, queue, offset))
 
     def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> Hidden:
         store = self._store
         hidden = hide(store, rows, self._call)
         self._is_unsaved |= hidden.is_changed
         if self._is_unsaved:
-            store.write_queue_state(self._call(store.queue_state_image))
+            store.queues.write(self._call(store.queue_changes.image))
             self._is_unsaved = False
         return Hidden(hidden.runs, hidden.failed)
 
@@ -204,7 +205,7 @@ class LoopHotStore:
             raise OSError(errno.EAGAIN, f"the log takes no record: {error.remark}") from error
 
     def _log_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> None:
-        if self._store.is_following:
+        if self._store.end.is_following:
             return  # the copy of an Apache master's log accepts no records; no other neve broker follows it
         change = RowsErased(rows={})
         for topic, queue, first, last in rows:
@@ -215,10 +216,12 @@ class LoopHotStore:
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         store = self._store
-        return self._call(lambda: {q: store.erased_of(t, q) for t, q in store.erased_places() if t == topic})
+        return self._call(
+            lambda: {q: store.queues.erased_of(t, q) for t, q in store.queues.erased_places() if t == topic}
+        )
 
     def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
-        return self._call(lambda: self._store.former_ends(topics))
+        return self._call(lambda: self._store.reader.former_ends(topics))
 
     def search_log(self, ranges: Mapping[str, tuple[int, int]], text: bytes) -> Iterator[bytes | None]:
         for segment in self.segments():
@@ -264,7 +267,7 @@ class LoopHotStore:
             yield from (one for one in some if one is not None)
 
     def store_time(self, topic: str, queue: int, offset: int) -> int:
-        return self._call_of(topic, lambda: self._store.store_time(topic, queue, offset))
+        return self._call_of(topic, lambda: self._store.reader.store_time(topic, queue, offset))
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
         """Return the entries of a topic in a range, by queue.
@@ -293,16 +296,16 @@ class LoopHotStore:
 
     def confirmed_range(self) -> tuple[int, int]:
         store = self._store
-        return self._call(lambda: (store.min_physical_offset, store.confirmed_offset))
+        return self._call(lambda: (store.min_physical_offset, store.visibility.confirmed))
 
     def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
-        return self._call_of(topic, lambda: self._store.first_offsets(topic, start))
+        return self._call_of(topic, lambda: self._store.reader.first_offsets(topic, start))
 
     def gone_below(self, topic: str) -> int:
-        return self._call(lambda: self._store.gone_below(topic))
+        return self._call(lambda: self._store.queues.gone_below(topic))
 
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
-        return self._call(lambda: self._store.files(start, end))
+        return self._call(lambda: self._store.reader.files(start, end))
 
     def pinned_from(self) -> int | None:
         return self._call(self._pins.lowest)
@@ -312,7 +315,7 @@ class LoopHotStore:
 
     def reappend_waiting(self, below: int) -> None:
         self._ask.wait(self._pins.save())
-        if self._call(lambda: self._store.is_following):
+        if self._call(lambda: self._store.end.is_following):
             return  # the master appends them again, and replication copies them
         try:
             while self._call(lambda: self._pins.reappend(below)):
@@ -329,7 +332,7 @@ def _aged(
         ends: dict[int, int] = {}
         oldest_ms = newest_ms
         try:
-            for queue in store.queues_of(topic):
+            for queue in store.queues.names_of(topic):
                 end, since_ms = yield from _aged_in(store, topic, queue, time_ms)
                 oldest_ms = min(oldest_ms, since_ms)
                 if end is not None:
@@ -344,13 +347,13 @@ def _aged(
 def _aged_in(
     store: MessageStore, topic: str, queue: int, time_ms: int
 ) -> Generator[None, None, tuple[int | None, int]]:
-    low = store.min_offset(topic, queue)
-    if low >= store.max_offset(topic, queue):
+    low = store.queues.min_offset(topic, queue)
+    if low >= store.queues.max_offset(topic, queue):
         return None, _NEVER_MS
-    first_ms = store.store_time(topic, queue, low)
+    first_ms = store.reader.store_time(topic, queue, low)
     if first_ms >= time_ms:
         return None, first_ms
-    end = yield from store.offset_by_time(topic, queue, time_ms, False)
+    end = yield from store.reader.offset_by_time(topic, queue, time_ms, False)
     return end if end > low else None, _UNKNOWN_MS
 
 
@@ -377,7 +380,7 @@ class _LookUp:
         for wanted in ranges:
             slices: list[EntrySlice] = []
             try:
-                for piece in self._store.entry_slices(wanted.topic, wanted.start, wanted.end, _ENTRIES_AT_ONCE):
+                for piece in self._store.reader.entry_slices(wanted.topic, wanted.start, wanted.end, _ENTRIES_AT_ONCE):
                     if piece is None:
                         yield 0
                         continue
@@ -397,4 +400,4 @@ class _LookUp:
         if not firsts:
             return _UNKNOWN_MS
         queue, run = min(firsts.items(), key=lambda item: int(item[1].physical[0]))
-        return self._store.store_time(topic, queue, run.first_offset)
+        return self._store.reader.store_time(topic, queue, run.first_offset)

@@ -56,7 +56,7 @@ class ConfiguredPolicy:
             worker_priority=config.archive_worker_priority,
             archived=lambda topic: archiving and not topics.is_system(topic),
             internal=internal.__contains__,
-            gone_below=self._store.gone_below,
+            gone_below=self._store.queues.gone_below,
             exists=lambda topic: topics.select(topic) is not None,
             ttl_hours=self._ttl_hours,
         )
@@ -124,4 +124,4 @@ class LocalSide:
     def safe_clock(self) -> SafeClock:
         """Create the clock after the log's recovery: the newest store time is a lower bound of the current time."""
         mark = ClockMark(self.root / "clock", self.disk)
-        return SafeClock(self.clock, mark, self.store.newest_store_time)
+        return SafeClock(self.clock, mark, self.store.end.last_time)

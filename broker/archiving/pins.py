@@ -104,7 +104,7 @@ class SetPins:
         store, lowest = self._store, self._pins.lowest()
         end = store.max_physical_offset
         self._looks[1:] = [(end, end if lowest is None else lowest)]
-        while self._looks and self._looks[0][0] <= store.confirmed_offset:
+        while self._looks and self._looks[0][0] <= store.visibility.confirmed:
             self._frontier = self._looks.pop(0)[1]
         return self._frontier
 
@@ -113,7 +113,7 @@ class SetPins:
         self._frontier = frontier
 
     def lowest(self) -> int | None:
-        if not self._store.is_following:
+        if not self._store.end.is_following:
             return self.frontier()
         self._looks.clear()
         lowest = self._pins.lowest()  # needed by this broker's own files

@@ -96,11 +96,11 @@ class StateCapture:
                     collector.freeze_new()  # the capture grows to one row for each topic and group
                 yield
         queues: dict[str, dict[int, int]] = {}
-        following = store.following_topics()
+        following = store.queues.following_topics()
         yield
         for number, topic in enumerate(following):
             if topic != METADATA_LOG:  # a restored log begins with the tables as they are restored
-                queues[topic] = store.following_of(topic)
+                queues[topic] = store.queues.following_of(topic)
             if number % _SLICE == _SLICE - 1:
                 yield
         topics = []
@@ -220,12 +220,12 @@ class Restore:
 
     def apply(self, store: MessageStore, tables: Tables, plan: RestorePlan) -> None:
         """Restore log, queues and tables; on the event loop, before requests are served."""
-        store.go_on_after(plan.newest_ms)
+        store.end.reach_time(plan.newest_ms)
         try:
             if store.max_physical_offset < plan.log_start:
                 store.restart_log_at(plan.log_start)
             failpoint.hit("restore.after_log")
-            store.restore_queues(plan.queues, plan.ended)
+            store.queue_changes.restore_queues(plan.queues, plan.ended)
             failpoint.hit("restore.after_queues")
             for topic in plan.topics:
                 tables.topics.put_back(msgspec.convert(topic, TopicConfig))

@@ -34,6 +34,7 @@ from broker.ha.plain_session import PlainSession
 from broker.ha.slave_session import Local, SlaveSession
 from broker.ha.stock_master import Life, StockMaster
 from broker.store.errors import LogMismatch, StoreError
+from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from neve.entropy import Entropy, salt
 from neve.errors import NeveError
@@ -44,38 +45,6 @@ READ_BYTES = 256 << 10
 CONNECT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 REFUSED_PAUSE_S = 10.0
-
-
-class ReplicaLog(Protocol):
-    """Log of a slave."""
-
-    @property
-    def min_physical_offset(self) -> int:
-        """Return the start of the log."""
-
-    @property
-    def max_physical_offset(self) -> int:
-        """Return the end of the log: the end of the last whole record."""
-
-    @property
-    def flushed_offset(self) -> int:
-        """Return the end of the durable part of the log."""
-
-    @property
-    def replica_offset(self) -> int:
-        """Return the offset of the next byte of the stream. Part of an unfinished record may be stored below it."""
-
-    def last_record(self, end: int) -> tuple[int, bytes] | None:
-        """Return start and bytes of the last record that ends at or below `end`; None: there is none.
-
-        `end` is the start of a record.
-        """
-
-    def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
-        """Store the master's bytes. Raise LogMismatch or another StoreError; bytes stored before stay."""
-
-    def go_on_with_master_at(self, physical_offset: int) -> None:
-        """Continue the log after a hole: the master's next file begins at this offset. Raise as `append_replica`."""
 
 
 class DivergenceRefused(Exception):
@@ -114,7 +83,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 def member_session(
     target: Target,
-    replica: ReplicaLog,
+    store: MessageStore,
     epochs: EpochCache,
     own: Hello,
     *,
@@ -128,7 +97,7 @@ def member_session(
 
     `own` is the HELLO with a new nonce, and without the epoch of the master.
     """
-    local = Local(replica.min_physical_offset, replica.max_physical_offset, epochs.entries(), confirm, followed_epoch)
+    local = Local(store.min_physical_offset, store.max_physical_offset, epochs.entries(), confirm, followed_epoch)
     return SlaveSession(
         local,
         member_id=own.member_id,
@@ -137,7 +106,7 @@ def member_session(
         begins_at_frontier=begins_at_frontier,
         is_learner=is_learner,
         secret=secret,
-        last_record=replica.last_record,
+        last_record=store.reader.last_record,
     )
 
 
@@ -146,7 +115,7 @@ class HaClient:
 
     def __init__(
         self,
-        replica: ReplicaLog,
+        store: MessageStore,
         epochs: StoredEpochs,
         events: SlaveEvents,
         new_session: Callable[[Target], Session],
@@ -165,7 +134,8 @@ class HaClient:
         `ask_stock_master` is for a master without a controller. It returns the master's properties, and the life of it
         that was followed last. It raises NeveError, OSError or TimeoutError.
         """
-        self._log, self._epochs, self._events, self._new_session = replica, epochs, events, new_session
+        self._store, self._epochs, self._events, self._new_session = store, epochs, events, new_session
+        self._replica, self._visibility = store.replica, store.visibility
         self._clock, self._entropy, self._sync, self._tls = clock, entropy, sync, tls
         self._stream: _Stream | None = None
         self._ask_stock_master = ask_stock_master
@@ -235,15 +205,15 @@ class HaClient:
 
     def store(self, append: slave_session.Append) -> None:
         """Append the master's bytes to the log."""
-        replica, at = self._log, append.at
-        if at != replica.replica_offset and at > replica.max_physical_offset > 0:
-            replica.go_on_with_master_at(at)
-        replica.append_replica(append.data, at, append.description)
+        replica, at = self._replica, append.at
+        if at != replica.next_offset and at > self._store.max_physical_offset > 0:
+            replica.go_on_at(at)
+        replica.append(append.data, at, append.description)
 
     @property
     def flushed_offset(self) -> int:
         """Return the end of the durable part of the log."""
-        return self._log.flushed_offset
+        return self._visibility.flushed
 
     @property
     def syncs(self) -> bool:
@@ -255,16 +225,15 @@ class HaClient:
 
         Return the end of the log at the time of the call.
         """
-        end = self._log.max_physical_offset
+        end = self._store.max_physical_offset
         if self._sync is not None:
             await self._sync()
         return end
 
     def stored(self, session: Session, end: int = -1) -> Sequence[Action]:
         """Acknowledge stored bytes; `end`: only up to there, which a sync has covered."""
-        replica = self._log
-        end = replica.max_physical_offset if end < 0 else end
-        return session.stored(end, replica.flushed_offset, self._clock.monotonic())
+        end = self._store.max_physical_offset if end < 0 else end
+        return session.stored(end, self._visibility.flushed, self._clock.monotonic())
 
     async def take_epochs(self, entries: tuple[tuple[int, int], ...]) -> None:
         """Save new epochs before their first byte."""
@@ -272,9 +241,9 @@ class HaClient:
 
     async def truncate(self, session: Session, to: int) -> Sequence[Action]:
         """Truncate the log where it diverges from the master's: first the bytes, then the epochs without bytes."""
-        if to < self._log.max_physical_offset:
+        if to < self._store.max_physical_offset:
             await self._events.truncate(to)
-        end = self._log.max_physical_offset
+        end = self._store.max_physical_offset
         assert end <= to
         await self._epochs.truncate(end)
         return session.parted(end, self._epochs.cache.entries())
@@ -293,8 +262,8 @@ class HaClient:
             await self._sync()
         self.trouble = None
         if isinstance(session, SlaveSession) and session.begins_at:
-            self._log.go_on_with_master_at(session.begins_at)
-        return session.attached(self._log.flushed_offset, self._clock.monotonic())
+            self._replica.go_on_at(session.begins_at)
+        return session.attached(self._visibility.flushed, self._clock.monotonic())
 
     def confirmed(self, offset: int) -> None:
         """Record that the log is confirmed up to `offset`."""

@@ -154,7 +154,7 @@ class HaService:
     def stop_leading(self) -> None:
         """Close all connections. Nothing that they send counts from here on."""
         self.leadership = None
-        self.source.describe_appends(False)
+        self.source.described.want(False)
         for link in tuple(self._links):
             link.dismiss()
 
@@ -232,7 +232,7 @@ class HaService:
 
     def _describe(self) -> None:
         """Keep the descriptions of appends in memory while a slave accepts them."""
-        self.source.describe_appends(any(session.takes_descriptions for session in self.slaves.values()))
+        self.source.described.want(any(session.takes_descriptions for session in self.slaves.values()))
 
     def reported(self, link: _Link, leadership: Leadership, member: int, reported: master_session.Reported) -> bool:
         """Take a report of a member. Return False if it is impossible."""

@@ -137,7 +137,7 @@ class MasterFollower:
 
     def confirmed(self, offset: int) -> None:
         """Publish the confirm offset of the master, up to the end of the stored log."""
-        self._store.confirm(offset)
+        self._store.visibility.confirm(offset)
         self._state.confirmed()
 
     # -- the tables of the log

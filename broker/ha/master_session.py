@@ -42,7 +42,7 @@ from broker.ha.frames import (
 )
 from broker.ha.greeting import Reason, refusal, unlike
 from broker.ha.proof import MASTER, SLAVE, is_proven, proven
-from broker.store.described import Append
+from broker.store.described import Append, Described
 from neve.errors import ProtocolError
 
 HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
@@ -77,11 +77,9 @@ class LogSource(Protocol):
         At most `limit` bytes are returned. They are empty if there are none yet. `padding` includes padding.
         """
 
-    def describe_appends(self, wanted: bool) -> None:
-        """Keep, or stop keeping, the descriptions of appends for slaves."""
-
-    def described_append(self, start: int) -> Append | None:
-        """Return the append that begins at `start`, if its description is kept."""
+    @property
+    def described(self) -> Described:
+        """Return the descriptions of the latest appends."""
 
 
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,7 +361,7 @@ class MasterSession:
             left = min(left, int(self._allowance))
         data = list[bytes | memoryview]()
         while left > 0 and self.has_more:
-            if self.takes_descriptions and (found := self._log.described_append(self.position)) is not None:
+            if self.takes_descriptions and (found := self._log.described.at(self.position)) is not None:
                 size = found.end - self.position
                 if size > left and data:
                     break  # sent whole, in the next turn

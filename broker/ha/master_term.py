@@ -100,7 +100,7 @@ class MasterTerm:
 
     def confirmed(self, offset: int) -> None:
         """Publish the confirm offset."""
-        self._store.confirm(offset)
+        self._store.visibility.confirm(offset)
         self._state.confirmed()  # before waiting requests are answered
         self._on_confirmed()
 
@@ -118,7 +118,7 @@ class MasterTerm:
             self._failures += 1
             if self._failures == LEAD_TRIES:
                 log.critical("this member is elected and can't lead; it ends, so that another one is: %r", error)
-                self._store.fail(error if isinstance(error, OSError) else OSError(errno.EIO, str(error)))
+                self._store.end.fail(error if isinstance(error, OSError) else OSError(errno.EIO, str(error)))
             raise
         self._role.leads, self._failures = True, 0
         self._role.update()
@@ -148,4 +148,4 @@ class MasterTerm:
             self._state.follow()
         except OSError as error:  # nothing is appended anyway, and a start recovers the log as it is
             log.critical("this log can't be marked as one that follows: %s", error)
-            self._store.fail(error)
+            self._store.end.fail(error)

@@ -209,9 +209,9 @@ class PlainSlave:
         This includes its first file, which it drops next. A reader that is redirected there would get "offset illegal"
         from the master, and skip messages.
         """
-        if not self._master_begins_at or offset >= self._store.max_offset(topic, queue_id):
+        if not self._master_begins_at or offset >= self._store.queues.max_offset(topic, queue_id):
             return False
-        entry = self._store.entry(topic, queue_id, offset)
+        entry = self._store.reader.entry(topic, queue_id, offset)
         return entry is None or entry[0] < self._master_begins_at + self._file_size
 
     def tick(self) -> None:
@@ -223,7 +223,7 @@ class PlainSlave:
         """Return the protocol of a new connection."""
         store = self._store
         local = Local(store.min_physical_offset, store.max_physical_offset, (), confirm=0, followed_epoch=0)
-        return PlainSession(local, self._own, store.last_record)
+        return PlainSession(local, self._own, store.reader.last_record)
 
     async def ask_master(self) -> tuple[StockMaster, Life | None]:
         """Query the master's properties. Return them, and the life of it that was followed last."""
@@ -257,7 +257,7 @@ class PlainSlave:
     async def truncate(self, to: int) -> None:
         """Truncate the log above `to`, which the master has lost."""
         store = self._store
-        start = store.record_start(to)
+        start = store.reader.record_start(to)
         await self._archive().master_began_at(start)
         self._forget_poll()  # messages that it counts as delivered may be above
         self._is_cutting = True

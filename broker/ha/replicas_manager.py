@@ -372,7 +372,7 @@ class ReplicasManager:
         """Ask the member for a truncation, and wait for it. Raise DivergenceRefused or StoreError."""
         store, member = self._store, self.member
         waiter = self.tail.wait()
-        start, floor = store.record_start(to), store.record_start(member.confirm)
+        start, floor = store.reader.record_start(to), store.reader.record_start(member.confirm)
         self.happens(TruncationWanted(start, floor))
         if member.state is State.REFUSED:
             raise DivergenceRefused(

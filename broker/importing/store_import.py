@@ -174,7 +174,7 @@ class StoreImport:
         synced = start
         for piece in source.pieces(start, found):
             try:
-                store.append_replica(piece.data, piece.offset)
+                store.replica.append(piece.data, piece.offset)
             except LogMismatch as error:
                 self._cut_at(store.max_physical_offset, found, str(error))
                 break
@@ -191,7 +191,7 @@ class StoreImport:
     def _goes_on_at(self, store: MessageStore, found: StoredLog) -> int:
         """Return where the copy resumes, after a check that the log so far is the source's."""
         end = store.max_physical_offset
-        newest = store.last_record(end) if end > 0 else None
+        newest = store.reader.last_record(end) if end > 0 else None
         if newest is None:
             return found.begin
         offset, raw = newest
@@ -219,7 +219,7 @@ class StoreImport:
 
     async def take_tables(self, store: MessageStore, tables: Tables, last_poll: LastPollFile, save: Save) -> None:
         """Install the tables, after the log, which contains everything that they refer to."""
-        image, newest = self._tables, store.newest_record()
+        image, newest = self._tables, store.reader.newest_record()
         assert image is not None, "begun"
         if newest is None:
             raise refused(f"no record of {self._source.root} is whole")
@@ -244,7 +244,7 @@ class StoreImport:
     def finish(self, store: MessageStore) -> Report:
         """Make the directory that of a slave whose master is gone."""
         config, disk = self._config, self._disk
-        newest = store.newest_record()
+        newest = store.reader.newest_record()
         assert newest is not None, "its tables are here"
         life = Life(
             config.broker_cluster_name,

@@ -60,6 +60,7 @@ class Flusher:
         """`then` receives each send whose bytes are durable; if None, the send is answered at that point."""
         self._synced = then or self._answer
         self._store, self._clock, self._faults, self._threads = store, clock, faults, threads
+        self._visibility = store.visibility
         self._begun = False  # until `run`, the caller of `flush_now` or `upkeep_now` does the work itself
         self._interval_ms, self._on_failure = interval_ms, on_failure
         self._waiting: deque[WaitingSend] = deque()
@@ -85,7 +86,7 @@ class Flusher:
 
         If readers see records only after a sync, these records would stay invisible, because no sender requests one.
         """
-        if self._store.shows_after_sync:
+        if self._visibility.waits_for_sync:
             self._work.set()
 
     async def flush_now(self) -> None:
@@ -97,7 +98,7 @@ class Flusher:
             raise RuntimeError(_FAILED)
         if not self._begun:
             wanted = self._store.max_physical_offset
-            self._complete(await self._threads.run(self._store.flush))
+            self._complete(await self._threads.run(self._visibility.flush))
             if self.flushed_offset < wanted:
                 raise RuntimeError("the log can't be synced now")
             return
@@ -136,12 +137,12 @@ class Flusher:
             except TimeoutError:
                 log.debug("flush interval")
             self._work.clear()
-            if not (self._store.dirty or self._waiting or self._flush_waiters):
+            if not (self._visibility.is_dirty or self._waiting or self._flush_waiters):
                 self._begin_upkeep()
                 continue
             self.syncing_since, wanted = self._clock.monotonic(), self._store.max_physical_offset
             try:
-                offset = await loop.run_in_executor(self._pool, self._store.flush)
+                offset = await loop.run_in_executor(self._pool, self._visibility.flush)
             except Exception as error:  # noqa: BLE001 - after any error nothing appended may be acknowledged
                 self.fail(error)
                 return

@@ -32,7 +32,7 @@ _COUNT, _BYTES = 512, 4 << 20  # limits of one read
 
 
 class _Seen(NamedTuple):
-    """The decoded newest own record of a queue below the offset `end`, and `MessageStore.cuts` when it was read."""
+    """The decoded newest own record of a queue below the offset `end`, and `TruncationState.count` when it was read."""
 
     cuts: int
     end: int
@@ -52,7 +52,7 @@ class InternalRecords:
         """Yield all records from offset `first` up to `end`; end earlier if the queue returns nothing."""
         offset = first
         while offset < end:
-            got = self._store.get(topic, queue_id, offset, _COUNT, _BYTES)
+            got = self._store.reader.get(topic, queue_id, offset, _COUNT, _BYTES)
             for buffer in got.buffers:
                 for record in iter_records(buffer):
                     if record.queue_offset < end:
@@ -93,11 +93,11 @@ class InternalRecords:
         is read twice unless the log was truncated, so foreign records at the end of a queue are scanned only once.
         `decode` must be the same in all calls for a queue.
         """
-        store, cuts = self._store, self._store.cuts
-        end, seen = store.max_offset(topic, queue_id), self._seen.get((topic, queue_id))
+        store, cuts = self._store, self._store.truncations.count
+        end, seen = store.queues.max_offset(topic, queue_id), self._seen.get((topic, queue_id))
         if seen is not None and (seen.cuts != cuts or seen.end > end):
             seen = None
-        lowest = max(0 if seen is None else seen.end, store.min_offset(topic, queue_id))
+        lowest = max(0 if seen is None else seen.end, store.queues.min_offset(topic, queue_id))
         upper, count = end, 1  # the last record is nearly always an own one
         found: T | None = None
         while found is None and upper > lowest:

@@ -20,7 +20,7 @@ class LogSync:
         Saved positions assume that the log has the records below them. A member whose log was truncated would
         otherwise, as master again, have positions of lost records.
         """
-        term, end, leads = self._replication.term, self._store.max_physical_offset, not self._store.is_following
+        term, end, leads = self._replication.term, self._store.max_physical_offset, not self._store.end.is_following
         await self._flusher.flush_now()
         if leads:
             await self._replication.replicated(end, term)
@@ -28,5 +28,5 @@ class LogSync:
 
     async def deletions(self) -> None:
         """Save deletions of topics before a table that contains one: later starts do not read its record."""
-        if self._store.has_unsaved_deletions:
-            await self._threads.run(self._store.save_deletions)
+        if self._store.queues.has_unsaved_deletions:
+            await self._threads.run(self._store.queue_changes.save_deletions)

@@ -79,7 +79,7 @@ class MetadataJournal:
         except (StoreFull, StoreNotWritable, MessageIllegal) as error:
             raise refusal(error) from error
         if isinstance(change, QueuesRaised):
-            self._store.remember_raised(change.queues, stored.physical_offset + stored.size)
+            self._store.queue_changes.remember_raised(change.queues, stored.physical_offset + stored.size)
         if queue == CHANGES:
             assert stored.queue_offset == self._position, "a table changed before its log was followed to the end"
             self._position = stored.queue_offset + 1

@@ -162,6 +162,7 @@ class MetadataLog:
         the log has lost, and has to save that fact: the state before these changes is unknown.
         """
         self._journal, self._store, self._disk, self._image_path = journal, store, disk, image_path
+        self._queues = store.queues
         self._topics, self._groups, self._offsets, self._modes = topics, groups, offsets, modes
         self._users, self._delays, self._pops = users, delays, pops
         # Deleted topics and groups that the files still had at the start, until the book of pops is loaded.
@@ -181,10 +182,10 @@ class MetadataLog:
     def _load_parts(self) -> Parts[None]:
         if self._disk.exists(self._image_path):
             self._install(decode_image(self._disk.read(self._image_path)), at_start=True)
-        end = self._store.max_offset(METADATA_LOG, CHANGES)
+        end = self._queues.max_offset(METADATA_LOG, CHANGES)
         stands = [_stands_at(file, end) for file in self._files]
         users_stand = end if self._users is None else self._users.stands_at(end)
-        first = max(min(*stands, users_stand), self._store.min_offset(METADATA_LOG, CHANGES))
+        first = max(min(*stands, users_stand), self._queues.min_offset(METADATA_LOG, CHANGES))
         for number, followed in enumerate(self._scan(first, end), 1):
             if followed is not None:
                 behind = [stands_at <= followed.offset for stands_at in stands]
@@ -196,12 +197,12 @@ class MetadataLog:
         self._journal.reached(end)
         # A slave then searches only above this point, in a callback of the event loop.
         self._journal.records.last(METADATA_LOG, SETTLED, _settled)
-        last = self._store.next_offset(METADATA_LOG, CHANGES)
+        last = self._queues.next_offset(METADATA_LOG, CHANGES)
         if any(file.log_offset is not None and file.log_offset > last for file in self._files):
             self._on_lost()  # before a file is saved, which hides the loss
-        if self._store.has_unsaved_deletions:
+        if self._queues.has_unsaved_deletions:
             # before a file is saved, after which a start does not read these records again
-            yield self._store.save_deletions
+            yield self._store.queue_changes.save_deletions
         for file in self._files:
             if file.log_offset is None or file.log_offset > end:
                 # it contains changes that a power cut took from the log, and would not get the ones written in their
@@ -242,10 +243,10 @@ class MetadataLog:
 
         Raise UnreadableChange or ImageNeeded: later changes were not applied, and the slave must not continue.
         """
-        start, end = self._journal.position, self._store.max_offset(METADATA_LOG, CHANGES)
+        start, end = self._journal.position, self._queues.max_offset(METADATA_LOG, CHANGES)
         if start != end:  # called for each frame of a master; mostly there is nothing
             self._follow_changes(start, end)
-        said = self._store.max_offset(METADATA_LOG, DELAYS)
+        said = self._queues.max_offset(METADATA_LOG, DELAYS)
         if said != self._delays_followed:
             self._delays.follow()
             self._delays_followed = said
@@ -253,7 +254,7 @@ class MetadataLog:
         return self._journal.position - start
 
     def _follow_changes(self, start: int, end: int) -> None:
-        lowest = self._store.min_offset(METADATA_LOG, CHANGES)
+        lowest = self._queues.min_offset(METADATA_LOG, CHANGES)
         if start < min(lowest, end):
             raise ImageNeeded(f"the changes from {start} to {lowest} are not in this log")
         if start > end:  # changes written in place of those that the tables have would be skipped
@@ -264,7 +265,7 @@ class MetadataLog:
 
     def _follow_settled(self) -> None:
         """Publish the last settled epoch. All changes that it depends on precede it, and are applied by now."""
-        said = self._store.max_offset(METADATA_LOG, SETTLED)
+        said = self._queues.max_offset(METADATA_LOG, SETTLED)
         if said == self._settled_followed:
             return
         newest = self._journal.records.last(METADATA_LOG, SETTLED, _settled)
@@ -285,9 +286,9 @@ class MetadataLog:
     def lead_steps(self) -> Steps[list[str]]:
         """Run the slow part of `lead`, while the log does not grow and no offset changes."""
         self.catch_up()
-        end = self._store.next_offset(METADATA_LOG, CHANGES)
+        end = self._queues.next_offset(METADATA_LOG, CHANGES)
         assert self._journal.position == end, "a master's log is confirmed to its end before it takes anything"
-        return (yield from self._offsets.clip_steps(self._store.max_offset))
+        return (yield from self._offsets.clip_steps(self._queues.max_offset))
 
     # -- log
 
@@ -296,7 +297,7 @@ class MetadataLog:
 
     def _scan(self, first: int, end: int) -> Iterator[Followed | None]:
         """Yield the changes in a range of offsets, and None for each foreign record."""
-        first = max(first, self._store.min_offset(METADATA_LOG, CHANGES))
+        first = max(first, self._queues.min_offset(METADATA_LOG, CHANGES))
         records, reached = self._journal.records, first
         for record in records.scan(METADATA_LOG, CHANGES, first, end):
             reached = record.queue_offset + 1
@@ -339,8 +340,8 @@ class MetadataLog:
     def _raise_queues(self, change: QueuesRaised, at: int) -> None:
         """Raise queues. Idempotent: queues that are as high stay, and topics deleted after this record stay deleted."""
         store = self._store
-        raised = {topic: ends for topic, ends in change.queues.items() if store.gone_below(topic) < at}
-        store.raise_queues(raised, said_at=at)
+        raised = {topic: ends for topic, ends in change.queues.items() if store.queues.gone_below(topic) < at}
+        store.queue_changes.raise_queues(raised, said_at=at)
 
     def _hide_rows(self, change: RowsErased) -> None:
         """Hide erased rows. Raise OSError if the files of a queue can't be read: the change is applied again."""
@@ -348,14 +349,14 @@ class MetadataLog:
         rows = [(topic, queue, first, last) for topic, queue, spans in places for first, last in spans]
         hidden = erased_rows.hide(self._store, rows, erased_rows.at_once)
         if hidden.is_changed:
-            self._store.save_queue_state()
+            self._store.queue_changes.save()
         for (topic, queue), reason in hidden.failed.items():
             raise OSError(errno.EIO, f"erased messages of {topic}, queue {queue} can't be hidden: {reason}")
 
     def _forget_queues(self, change: TopicGone, below: int, *, begin_again: bool) -> None:
         store, topic = self._store, change.topic
-        if store.gone_below(topic) < below and store.queues_of(topic):
-            store.delete_topic(topic, begin_again=begin_again, below=below)
+        if store.queues.gone_below(topic) < below and store.queues.names_of(topic):
+            store.queue_changes.delete_topic(topic, begin_again=begin_again, below=below)
 
     def oldest_needed_physical(self) -> int | None:
         """Return the first physical offset that a start reads: its segment must not be evicted."""
@@ -363,7 +364,7 @@ class MetadataLog:
         first = min((offset for offset in needed if offset is not None), default=None)
         if first is None:
             return None
-        entry = self._store.entry(METADATA_LOG, CHANGES, first)
+        entry = self._store.reader.entry(METADATA_LOG, CHANGES, first)
         return None if entry is None else entry[0]
 
     async def save(self) -> None:
@@ -387,8 +388,8 @@ class MetadataLog:
             modes=self._modes.image(),
             users=None if self._users is None else self._users.image(),
             delays=self._delays.positions(),
-            ended=self._store.deleted_below(),
-            ends=self._store.queue_ends(),
+            ended=self._queues.ended(),
+            ends=self._queues.ends(),
             settled_in=self._journal.settled_in,
         )
 
@@ -432,8 +433,8 @@ class MetadataLog:
     def _take_positions(self, image: MetadataImage) -> None:
         self._delays.install(image.delays)
         self._delays_followed = -1
-        self._store.remember_ended(image.ended)
-        self._store.begin_queues(image.ends, image.log_end)
+        self._store.queue_changes.remember_ended(image.ended)
+        self._store.queue_changes.begin_queues(image.ends, image.log_end)
 
     def _install(self, image: MetadataImage, *, at_start: bool = False) -> None:
         self._follow_queues(image.position, at_start=at_start)
@@ -446,8 +447,8 @@ class MetadataLog:
         self._take_positions(image)
         if not at_start:  # at a start the book of pops is not loaded yet
             self.settle()
-        if self._store.has_unsaved_deletions:
-            self._store.save_deletions()
+        if self._queues.has_unsaved_deletions:
+            self._store.queue_changes.save_deletions()
         for file in self._files:
             file.save_now()
         self._disk.remove(self._image_path)
@@ -455,8 +456,8 @@ class MetadataLog:
 
     def _follow_queues(self, below: int, *, at_start: bool) -> None:
         """Apply changes of queues below the image's position: the image does not contain the queues of this broker."""
-        first = max(self._journal.position, self._store.min_offset(METADATA_LOG, CHANGES))
-        for followed in self._read(first, min(below, self._store.max_offset(METADATA_LOG, CHANGES))):
+        first = max(self._journal.position, self._queues.min_offset(METADATA_LOG, CHANGES))
+        for followed in self._read(first, min(below, self._queues.max_offset(METADATA_LOG, CHANGES))):
             change = followed.change
             if isinstance(change, TopicGone):
                 self._forget_queues(change, followed.record_end, begin_again=change.begins_again and not at_start)
@@ -501,7 +502,7 @@ class MetadataLog:
         Rows that every broker creates for itself stay. For a slave whose log is confirmed up to the image's end.
         Changes in the log are from a time before that master.
         """
-        self._journal.reached(self._store.max_offset(METADATA_LOG, CHANGES))
+        self._journal.reached(self._queues.max_offset(METADATA_LOG, CHANGES))
         topics, groups = self._topics, self._groups
         if image.topics.version != topics.data_version.to_wire():
             own = {name: topics.topics[name] for name in topics.system if name in topics.topics}

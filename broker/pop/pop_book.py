@@ -120,10 +120,10 @@ class PopBook:
         self._due.clear()
         self._changed = self._unlogged = False
         self._floor = int(value.get("floor", 0))
-        end, behind = self._store.max_offset(self._topic, _LOG_QUEUE), int(value.get("logOffset", 0))
+        end, behind = self._store.queues.max_offset(self._topic, _LOG_QUEUE), int(value.get("logOffset", 0))
         self._log_start = self._followed = min(behind, end)
         self._is_part = bool(value.get("isPart"))
-        if self._store.is_following and behind > self._store.next_offset(self._topic, _LOG_QUEUE):
+        if self._store.end.is_following and behind > self._store.queues.next_offset(self._topic, _LOG_QUEUE):
             self._is_part = True  # an `async` set lost log records that are part of the image
             self._capture()
             yield from self.file.save_parts()
@@ -132,7 +132,7 @@ class PopBook:
             self._load_queue(*row)
             if number % _LED_SLICE == 0:
                 yield nothing
-        if self._store.is_following:
+        if self._store.end.is_following:
             return  # `follow` applies the log
         at_once(self.lead_steps())
         self._is_part = False
@@ -152,7 +152,7 @@ class PopBook:
             queue = self._make(key, following)
             for offset, flight in flights:
                 self._fly(queue, offset, flight)
-        self._followed = self._store.next_offset(self._topic, _LOG_QUEUE)
+        self._followed = self._store.queues.next_offset(self._topic, _LOG_QUEUE)
         self._log_start = self._capture()
         self.file.save_now()
 
@@ -215,8 +215,8 @@ class PopBook:
 
         The event is None for records that are malformed or not written by neve.
         """
-        first = max(start, self._store.min_offset(self._topic, _LOG_QUEUE))
-        end, records = self._store.max_offset(self._topic, _LOG_QUEUE), self._writer.internal
+        first = max(start, self._store.queues.min_offset(self._topic, _LOG_QUEUE))
+        end, records = self._store.queues.max_offset(self._topic, _LOG_QUEUE), self._writer.internal
         for record in records.scan(self._topic, _LOG_QUEUE, first, end):
             event = None
             if records.is_own(record):
@@ -228,7 +228,7 @@ class PopBook:
 
     def _clip(self, queue: PopQueue) -> None:
         _, topic, queue_id = queue.key
-        end = self._store.max_offset(topic, queue_id)
+        end = self._store.queues.max_offset(topic, queue_id)
         queue.next_offset = min(queue.next_offset, end)
         for offset in [offset for offset in queue.flights if offset >= end]:
             del queue.flights[offset]
@@ -249,7 +249,7 @@ class PopBook:
         # The image includes applied events that are not fsynced yet. Applying them once more would undo later events,
         # so the image's log offset is the end of the log and not the end of its durable part.
         store = self._store
-        log_start = self._followed if store.is_following else store.next_offset(self._topic, _LOG_QUEUE)
+        log_start = self._followed if store.end.is_following else store.queues.next_offset(self._topic, _LOG_QUEUE)
         image: dict[str, Any] = {
             "logOffset": log_start,
             "floor": self._floor,
@@ -267,9 +267,9 @@ class PopBook:
 
         Messages in flight do not count: they may be read from the archive.
         """
-        if self._log_start >= self._store.max_offset(self._topic, _LOG_QUEUE):
+        if self._log_start >= self._store.queues.max_offset(self._topic, _LOG_QUEUE):
             return None
-        got = self._store.get(self._topic, _LOG_QUEUE, self._log_start, 1, _BATCH_BYTES)
+        got = self._store.reader.get(self._topic, _LOG_QUEUE, self._log_start, 1, _BATCH_BYTES)
         return next((record.physical_offset for buffer in got.buffers for record in iter_records(buffer)), None)
 
     # ---- changes
@@ -297,7 +297,7 @@ class PopBook:
 
         Return False if the book does not have the queue, or if this broker is a slave.
         """
-        if (group, topic, queue_id) not in self.queues or self._store.is_following:
+        if (group, topic, queue_id) not in self.queues or self._store.end.is_following:
             return False
         self._reset(Reset(group, topic, queue_id, offset))
         return True
@@ -344,7 +344,7 @@ class PopBook:
         Their offsets are logged first, so that the next pop, the next start and slaves find them in the offset table. A
         slave that only polled the table would lose the acknowledgements since its last poll.
         """
-        if self._store.is_following:
+        if self._store.end.is_following:
             return 0
         return await in_turns(self._drop(await in_turns(self._idle())))
 
@@ -363,14 +363,14 @@ class PopBook:
         """Drop the queues that have not changed since their offset was logged."""
         dropped = work = 0
         for pair, queues in idle.items():
-            if self._store.is_following:
+            if self._store.end.is_following:
                 break
             try:
                 logged = self._offsets.log_standing(*pair)
                 work += len(logged) // _DROP_SLICE
                 for queue in queues:
                     is_same = queue.is_empty and queue.next_offset == logged.get(queue.key[2])
-                    if is_same and self.queues.get(queue.key) is queue and not self._store.is_following:
+                    if is_same and self.queues.get(queue.key) is queue and not self._store.end.is_following:
                         self.record(Gone(*queue.key))
                         dropped += 1
                     work += 1
@@ -425,7 +425,7 @@ class PopBook:
 
         They stay in the book until an event about them is recorded.
         """
-        if self._store.is_following:
+        if self._store.end.is_following:
             return []
         now, found = self._clock.now_ms(), []
         while self._due and self._due[0][0] <= now:

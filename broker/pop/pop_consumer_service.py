@@ -17,7 +17,7 @@ from broker.pop.pop_log import PopCheckPoint
 from broker.pop.pop_queue import PopQueue, Unreadable
 from broker.reading.message_filter import MessageFilter
 from broker.reading.tiered_store import PendingRead, ReadRequest, TieredStore
-from broker.store.message_store import GetResult
+from broker.store.reading import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from infra.clock import Clock

@@ -26,7 +26,7 @@ from broker.pop.pop_queue import Flight, Key, PopQueue
 from broker.pop.pop_retry_topics import PopRetryTopics
 from broker.reading.tiered_store import PendingRead, ReadRequest, TieredStore
 from broker.store.errors import StoreError
-from broker.store.message_store import GetResult
+from broker.store.reading import GetResult
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock

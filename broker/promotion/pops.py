@@ -165,7 +165,7 @@ def sort_out(
 
 def _asked_ms(store: MessageStore, poll: LastPoll) -> int:
     """Return the store time of the last record when the master's log was polled."""
-    raw = next(store.records_from(poll.asked_at - 1), None)
+    raw = next(store.reader.records_from(poll.asked_at - 1), None)
     last = None if raw is None else decode_record(raw)
     return 0 if last is None or last.physical_offset >= poll.asked_at else last.store_timestamp
 
@@ -174,12 +174,12 @@ def _records(
     store: MessageStore, poll: LastPoll, revive_log: str, timers: Sequence[Timer]
 ) -> Iterator[tuple[MessageRecord, bool]]:
     """Yield the records, and whether the revive group has passed each."""
-    for queue_id in store.queues_of(revive_log):
+    for queue_id in store.queues.names_of(revive_log):
         position = poll.position(revive_log, GROUP, queue_id)
         for record in of_queue(store, revive_log, queue_id, position - _LOOK_BACK):
             yield record, record.queue_offset <= position
     for timer in timers:
-        if timer.bound.topic == revive_log and (raw := store.record_at(timer.physical_offset)) is not None:
+        if timer.bound.topic == revive_log and (raw := store.reader.record_at(timer.physical_offset)) is not None:
             yield decode_record(raw), False
 
 
@@ -213,8 +213,8 @@ def _out(store: MessageStore, check_point: _CheckPoint, key: Key, acknowledged: 
 def _back_at(store: MessageStore, key: Key, offset: int) -> tuple[Bound, ...]:
     """Return its places in the group's pop-retry topics, for both forms of the name; empty: it is unreadable."""
     group, topic, queue_id = key
-    entry = store.entry(topic, queue_id, offset)
-    raw = None if entry is None else store.record_at(entry[0])
+    entry = store.reader.entry(topic, queue_id, offset)
+    raw = None if entry is None else store.reader.record_at(entry[0])
     if raw is None:
         return ()
     names = (

@@ -168,7 +168,7 @@ class Promotion:
 
     def _run(self, poll: LastPoll) -> None:
         store, offsets = self._store, self._offsets
-        newest = store.newest_record()
+        newest = store.reader.newest_record()
         horizon = _AHEAD_MS + (0 if newest is None else decode_record(newest).store_timestamp)
         # messages that may have been delivered since the last poll
         delayed = delays.perhaps_delivered(store, self._schedule, poll, horizon)
@@ -199,10 +199,10 @@ class Promotion:
             self._timers.begin_after(left)
         self._schedule.install(positions)
         for topic in new_topics(store, poll.asked_at, self._topics.topics):
-            queues = max(store.queues_of(topic)) + 1
+            queues = max(store.queues.names_of(topic)) + 1
             log.warning("the topic %s is younger than the master's last tables: it has %d queues here", topic, queues)
             self._topics.create_now(topic, queues)
-        store.after_flush(store.flush())
+        store.after_flush(store.visibility.flush())
         self._schedule.file.save_now()
         self._book.begin_with(out)
         log.info(
@@ -241,10 +241,10 @@ class Promotion:
 def new_topics(store: MessageStore, asked_at: int, known: Collection[str]) -> list[str]:
     """Return the topics that no table has, and that began above `asked_at`. One that began before is deleted."""
     found = list[str]()
-    for topic, queues in store.queues().items():
+    for topic, queues in store.queues.names().items():
         if topic in known or topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX):
             continue
-        first = [store.entry(topic, queue, store.min_offset(topic, queue)) for queue in queues]
+        first = [store.reader.entry(topic, queue, store.queues.min_offset(topic, queue)) for queue in queues]
         if all(entry is None or entry[0] >= asked_at for entry in first) and any(first):
             found.append(topic)
     return found

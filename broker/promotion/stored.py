@@ -53,7 +53,7 @@ class Delivered:
         self.committed_places: set[int] = set()
         self.ended_ids: set[tuple[str, str]] = set()
         names, keys = {one[:2] for one in asked}, frozenset(asked)
-        for raw in store.records_from(min(above, ended_above)):
+        for raw in store.reader.records_from(min(above, ended_above)):
             record = decode_record(raw)
             if record.physical_offset >= ended_above:
                 self._note_end(record)

@@ -52,7 +52,7 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 def not_delivered(store: MessageStore, poll: LastPoll) -> list[Timer] | Unreadable:
     """Return the timers that are not delivered according to the checkpoint, in the order of their queue."""
-    run = store.entries(WHEEL_TIMER_TOPIC, store.min_physical_offset, store.max_physical_offset).get(0)
+    run = store.reader.entries(WHEEL_TIMER_TOPIC, store.min_physical_offset, store.max_physical_offset).get(0)
     if run is None:
         return []
     if poll.timers is None:
@@ -60,7 +60,7 @@ def not_delivered(store: MessageStore, poll: LastPoll) -> list[Timer] | Unreadab
     found = list[Timer]()
     columns = zip(run.physical.tolist(), run.tags.tolist(), strict=True)
     for offset, (position, due) in enumerate(columns, run.first_offset):
-        if _waits(poll.timers, due, offset) and (raw := store.record_at(position)) is not None:
+        if _waits(poll.timers, due, offset) and (raw := store.reader.record_at(position)) is not None:
             record = decode_record(raw)
             rolls = record.properties.get(_ROLLS, "0")
             times = int(rolls) if rolls.isascii() and rolls.isdigit() else 0
@@ -111,7 +111,7 @@ def sort_out(
 
 def _recalls(store: MessageStore, timer: Timer) -> str | None:
     """Return the message that a recall cancels."""
-    raw = store.record_at(timer.physical_offset)
+    raw = store.reader.record_at(timer.physical_offset)
     return None if raw is None else decode_record(raw).properties.get(RECALL_KEY)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from broker.reading.sql92 import SqlFilter
-from broker.store.message_store import GetResult
+from broker.store.reading import GetResult
 from neve.record.codec import raw_properties
 from neve.record.layout import I32, I64, QUEUE_OFFSET_AT
 from neve.record.properties import bytes_to_properties

@@ -36,7 +36,8 @@ from broker.reading.message_filter import limits_of
 from broker.reading.old_reads import OldReads, Piece, pieces_of
 from broker.reading.record_filter import select
 from broker.reading.sql92 import SqlFilter
-from broker.store.message_store import GetResult, MessageStore
+from broker.store.message_store import MessageStore
+from broker.store.reading import GetResult
 from infra.loop.in_steps import in_turns
 from infra.observe.metrics import Histogram, Metrics
 from neve.errors import BrokerError
@@ -122,6 +123,7 @@ class TieredStore:
 
     def __init__(self, store: MessageStore, config: BrokerConfig) -> None:
         self._hot = store
+        self._queues, self._reader = store.queues, store.reader
         self.old_reads = OldReads(store.disk)
         self._config = config
         self._cold: ColdTier | None = None
@@ -160,7 +162,7 @@ class TieredStore:
         """
         if self._is_local(read.topic, read.queue_id, read.offset):
             return self._get_local(read, predicate)
-        if predicate is None and read.offset >= self._hot.ended_at(read.topic, read.queue_id):
+        if predicate is None and read.offset >= self._queues.ended_at(read.topic, read.queue_id):
             got = self._cold_at_hand(read)
             if got is not None:
                 return got
@@ -170,7 +172,7 @@ class TieredStore:
         cold, level = self._archive(), self._config.tiered_storage_level
         if cold is None:
             return True
-        if offset < self._hot.min_offset(topic, queue_id):
+        if offset < self._queues.min_offset(topic, queue_id):
             return False
         if level == NOT_IN_DISK or (level == NOT_IN_MEM and self._in_newest_segment(topic, queue_id, offset)):
             return True
@@ -184,7 +186,7 @@ class TieredStore:
 
         RocketMQ asks the kernel which pages are loaded instead.
         """
-        entry = self._hot.entry(topic, queue_id, offset)
+        entry = self._reader.entry(topic, queue_id, offset)
         return entry is None or entry[0] >= self._hot.newest_segment_base
 
     # ---- local reads
@@ -193,11 +195,11 @@ class TieredStore:
         hot, topic, queue_id = self._hot, read.topic, read.queue_id
         count, size = (read.max_count, read.max_bytes) if predicate is None else limits_of(predicate)
         old_below = hot.max_physical_offset - self._config.hot_bytes
-        got = hot.get(topic, queue_id, read.offset, count, size, read.codes, old_below=old_below)
+        got = self._reader.get(topic, queue_id, read.offset, count, size, read.codes, old_below=old_below)
         if self._cold is not None:
             got = self._over_both(got, topic, queue_id)
         if got.runs:
-            pieces = pieces_of(hot.file_at, got.runs)
+            pieces = pieces_of(hot.log.at, got.runs)
             if not self.old_reads.in_memory(pieces):
                 return PendingRead(functools.partial(self._read_old, got, pieces, read, predicate))
         return got if predicate is None else select(got, predicate, read.max_count, read.max_bytes)
@@ -255,7 +257,7 @@ class TieredStore:
             self.cold_failures += 1
             why = str(error) or "timed out"
             log.warning("cold read %s/%s at %s: %s", read.topic, read.queue_id, read.offset, why)
-            if read.offset < self._hot.min_offset(read.topic, read.queue_id):
+            if read.offset < self._queues.min_offset(read.topic, read.queue_id):
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
             local = self._get_local(read, predicate)
             return local if isinstance(local, GetResult) else await local
@@ -271,7 +273,7 @@ class TieredStore:
         If the archive has no message at the requested offset, the answer names the next offset to read.
         """
         topic, queue_id, offset = read.topic, read.queue_id, read.offset
-        low, high = self.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
+        low, high = self.min_offset(topic, queue_id), self._queues.max_offset(topic, queue_id)
         status, following = got.status, got.next_offset
         if status is GetMessageStatus.OFFSET_FOUND_NULL and following > offset:
             # A gap that holds no messages: all readers skip it at once, also those of a slave. If it were reported as
@@ -279,7 +281,7 @@ class TieredStore:
             status = GetMessageStatus.NO_MATCHED_MESSAGE
         elif status not in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
             # Below the first retained message: the consumer resumes at the next existing one.
-            following = following if following > offset else max(self._hot.min_offset(topic, queue_id), low)
+            following = following if following > offset else max(self._queues.min_offset(topic, queue_id), low)
             status = GetMessageStatus.OFFSET_TOO_SMALL if following > offset else GetMessageStatus.OFFSET_OVERFLOW_ONE
         return GetResult(status, following, low, high, got.buffers, got.count, is_archived=True)
 
@@ -290,7 +292,7 @@ class TieredStore:
         """
         cold = self._cold
         assert cold is not None
-        if read.offset < self._hot.ended_at(read.topic, read.queue_id):
+        if read.offset < self._queues.ended_at(read.topic, read.queue_id):
             return ColdResult(GetMessageStatus.OFFSET_TOO_SMALL, self.min_offset(read.topic, read.queue_id))
         while isinstance(located := cold.locate(read), Located):
             decoding = located.decoded
@@ -306,21 +308,21 @@ class TieredStore:
     # ---- offsets and times
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        return self._min(self._hot.min_offset(topic, queue_id), topic, queue_id)
+        return self._min(self._queues.min_offset(topic, queue_id), topic, queue_id)
 
     def local_min_offset(self, topic: str, queue_id: int) -> int:
         """Return the offset below which messages have left the local log."""
-        return self._hot.min_offset(topic, queue_id)
+        return self._queues.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        return self._hot.max_offset(topic, queue_id)
+        return self._queues.max_offset(topic, queue_id)
 
     def is_young(self, topic: str, queue_id: int) -> bool:
         """Return whether the local log still has all messages of the queue.
 
         A new group reads a young queue from its beginning, but not an old queue with years of messages.
         """
-        return self._hot.min_offset(topic, queue_id) <= 0
+        return self._queues.min_offset(topic, queue_id) <= 0
 
     def count_messages(self, topic: str, queue_id: int, first: int, end: int) -> int:
         """Return the number of messages in [first, end), without those below the minimum or in a gap of the archive."""
@@ -336,17 +338,17 @@ class TieredStore:
         the clock, an archived message may be younger than the oldest local one. Lower-bound searches find it.
         """
         while True:
-            hot_min = self._hot.min_offset(topic, queue_id)
+            hot_min = self._queues.min_offset(topic, queue_id)
             found = await self._offset_by_time(topic, queue_id, timestamp, upper, hot_min)
-            if self._hot.min_offset(topic, queue_id) == hot_min:
+            if self._queues.min_offset(topic, queue_id) == hot_min:
                 return found
             # messages evicted meanwhile are only in the archive, which was possibly not searched
 
     async def _offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool, hot_min: int) -> int:
-        high = self._hot.max_offset(topic, queue_id)
+        high = self._queues.max_offset(topic, queue_id)
         cold = self._archive()
         if cold is not None and self.min_offset(topic, queue_id) < hot_min:
-            oldest_hot = self._hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
+            oldest_hot = self._reader.store_time(topic, queue_id, hot_min) if hot_min < high else -1
             is_older = oldest_hot < 0 or timestamp < oldest_hot or (timestamp == oldest_hot and not upper)
             if is_older or (
                 not upper and await self._in_thread(cold.has_time_below, topic, queue_id, timestamp, hot_min)
@@ -360,20 +362,20 @@ class TieredStore:
                     return max(found, self.min_offset(topic, queue_id))
                 if hot_min == high:
                     return high - 1 if upper else high
-        found = await in_turns(self._hot.offset_by_time(topic, queue_id, timestamp, upper))
+        found = await in_turns(self._reader.offset_by_time(topic, queue_id, timestamp, upper))
         return min(self._shown_near(topic, queue_id, found, below=upper, low=hot_min), high)
 
     def _shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool, low: int) -> int:
         """Return the nearest visible offset: erased messages have no store time, and no offset below `low` is local."""
-        near = self._hot.shown_near(topic, queue_id, offset, below=below)
-        return near if near >= low else self._hot.shown_near(topic, queue_id, low, below=False)
+        near = self._reader.shown_near(topic, queue_id, offset, below=below)
+        return near if near >= low else self._reader.shown_near(topic, queue_id, low, below=False)
 
     def store_times_at_hand(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None:
         """Return bounds of a message's store time without waiting; they are equal if the local log has the message.
 
         The bounds of an archived message are those of its row group. Returns None if no tier has the message.
         """
-        local = self._hot.shown_time(topic, queue_id, offset)
+        local = self._reader.shown_time(topic, queue_id, offset)
         if local >= 0:
             return local, local
         cold = self._archive()
@@ -388,7 +390,7 @@ class TieredStore:
         """
         cold = self._archive()
         if cold is None or self._is_local(topic, queue_id, offset):
-            return self._hot.shown_time(topic, queue_id, offset)
+            return self._reader.shown_time(topic, queue_id, offset)
         found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
         if found is not None:
             return found
@@ -406,7 +408,7 @@ class TieredStore:
         def is_hit(raw: bytes) -> bool:
             return has_key(decode_record(raw), topic, key)
 
-        steps = self._hot.query(topic, key, max_num, begin, end, is_hit=is_hit)
+        steps = self._reader.query(topic, key, max_num, begin, end, is_hit=is_hit)
         found, unsearched_from = await in_turns(steps, shared=self._local_queries)
         found = self._still_shown(found)
         unsearched = [] if unsearched_from is None else [f"the local log before {as_text(unsearched_from)}"]
@@ -421,20 +423,20 @@ class TieredStore:
 
     def _still_shown(self, records: list[bytes]) -> list[bytes]:
         """Return the records of the local log that are still visible to readers."""
-        shows, decoded = self._hot.shows, ((raw, decode_record(raw)) for raw in records)
+        shows, decoded = self._queues.shows, ((raw, decode_record(raw)) for raw in records)
         return [raw for raw, one in decoded if shows(one.topic, one.queue_id, one.queue_offset, one.physical_offset)]
 
     def _archive_shows(self, record: MessageRecord) -> bool:
         """Return whether readers may get an archived message, by the current state of the catalog and the local log.
 
-        The local counterpart is `MessageStore.shows`. A record fetched from an object is checked again before it is
+        The local counterpart is `QueueTable.shows`. A record fetched from an object is checked again before it is
         returned: its topic may have been deleted, or its row erased, during the fetch.
         """
         topic, queue, offset = record.topic, record.queue_id, record.queue_offset
         cold = self._archive()
         return (
             cold is not None
-            and record.physical_offset >= self._hot.gone_below(topic)
+            and record.physical_offset >= self._queues.gone_below(topic)
             and offset >= self.min_offset(topic, queue)
             and cold.has(topic, queue, offset)
         )
@@ -444,7 +446,7 @@ class TieredStore:
 
         Raises BrokerError SYSTEM_BUSY if no record was found but not everything could be searched.
         """
-        found = self._hot.shown_record_at(physical_offset)
+        found = self._reader.shown_record_at(physical_offset)
         if found is not None:
             return None if is_hidden(decode_record(found).topic) else found  # hidden topics contain secrets of users
         cold = self._archive()
@@ -467,7 +469,7 @@ class TieredStore:
         """
         if physical_offset < self._hot.min_physical_offset:
             return physical_offset >= 0
-        hidden = self._hot.record_at(physical_offset)
+        hidden = self._reader.record_at(physical_offset)
         return hidden is not None and self._archive_shows(decode_record(hidden))
 
     async def _ask_cold(self, what: str, ask: Callable[..., T], *arguments: Any) -> T | None:
@@ -497,4 +499,4 @@ class TieredStore:
         cold_min = cold.min_offset(topic, queue_id)
         if cold_min is None or not 0 <= cold_min < hot_min:
             return hot_min
-        return min(max(cold_min, self._hot.ended_at(topic, queue_id)), hot_min)
+        return min(max(cold_min, self._queues.ended_at(topic, queue_id)), hot_min)

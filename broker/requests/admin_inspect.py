@@ -45,10 +45,10 @@ class AdminInspectProcessor:
         config = self._topics.select(topic)
         if config is None or not 0 <= queue < config.queue_nums:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{queue}@{topic} is not exist!")
-        low, high = self._store.min_offset(topic, queue), self._store.max_offset(topic, queue)
+        low, high = self._store.queues.min_offset(topic, queue), self._store.queues.max_offset(topic, queue)
         entries = []
         for offset in range(max(index, low), min(index + min(count, _ENTRIES_MAX), high)):
-            entry = self._store.entry(topic, queue, offset)
+            entry = self._store.reader.entry(topic, queue, offset)
             if entry is None:
                 continue
             physical_offset, size, tag_code = entry

@@ -91,7 +91,7 @@ class EndTransactionProcessor:
         half = self._half_messages.reappended_from(position)
         if half is not None:
             offset, position = half.queue_offset, half.physical_offset
-        raw = self._store.record_at(position)
+        raw = self._store.reader.record_at(position)
         record = decode_record(raw) if raw is not None else None
         if record is None or record.topic != HALF_TOPIC:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")

@@ -19,7 +19,7 @@ from broker.requests.pull_checks import PullChecks
 from broker.requests.route import MEMBERS, BrokerRoute, Waits
 from broker.requests.slave_pull import held_for, moves_on, slave_code
 from broker.role import BrokerRole, Role
-from broker.store.message_store import GetResult
+from broker.store.reading import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from infra.clock import Clock

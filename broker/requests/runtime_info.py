@@ -56,7 +56,7 @@ class RuntimeInfoProcessor:
         store = self._store
         now = self._clock.now_ms()
         ratio = str(self._used_ratio())
-        segments = store.segments()
+        segments = store.reader.segments()
         oldest = min((s.newest_store_time for s in segments if s.newest_store_time > 0), default=now)
         put, got = self._totals.put_rates(), self._totals.get_rates()
         table = {
@@ -81,7 +81,7 @@ class RuntimeInfoProcessor:
             "putMessageSizeTotal": str(self._totals.size()),
             "putMessageTimesTotal": str(self._totals.put()),
             "putTps": put,
-            "remainHowManyDataToFlush": f"{store.max_physical_offset - store.flushed_offset} B",
+            "remainHowManyDataToFlush": f"{store.max_physical_offset - store.visibility.flushed} B",
             "startAcceptSendRequestTimeStamp": str(self._boot_ms),
             "conditions": " | ".join(f"{one.name}: {one}" for one in self._conditions()) or "none",
             **{name: str(count) for name, count in self._waiting().items()},

@@ -91,13 +91,13 @@ def register_store(
     gauge(
         "flush_lag_bytes",
         "appended, not yet flushed",
-        lambda: store.max_physical_offset - store.flushed_offset,
+        lambda: store.max_physical_offset - store.visibility.flushed,
     )
     counter("flush_rounds_total", "group commits", lambda: flusher.rounds)
     counter(
         "index_skipped_keys_total",
         "keys not indexed, for want of room",
-        lambda: store.skipped_keys,
+        lambda: store.index.skipped,
     )
     gauge(
         "disk_used_ratio",

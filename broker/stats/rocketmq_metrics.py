@@ -294,7 +294,7 @@ class RocketmqMetrics:
 
     def _of_store(self) -> list[Family]:
         store = self._store
-        raw = store.record_at(store.min_physical_offset)
+        raw = store.reader.record_at(store.min_physical_offset)
         first = decode_record(raw) if raw is not None else None
         kept_ms = 0 if first is None else max(self._clock.now_ms() - first.store_timestamp, 0)
         return [
@@ -304,7 +304,7 @@ class RocketmqMetrics:
                 (
                     "rocketmq_storage_flush_behind_bytes",
                     "appended, not yet flushed",
-                    store.max_physical_offset - store.flushed_offset,
+                    store.max_physical_offset - store.visibility.flushed,
                 ),
                 ("rocketmq_storage_dispatch_behind_bytes", "appended, not yet in its queue", 0),
                 (

@@ -175,7 +175,7 @@ class TopicMetrics:
             if topic != before:  # the pairs of one topic are adjacent
                 before, ends = topic, []
                 for queue in range(config.read_queue_nums):
-                    ends.append(self._store.max_offset(topic, queue))
+                    ends.append(self._store.queues.max_offset(topic, queue))
                     looked_at += 1
                     if looked_at >= _SLICE:
                         looked_at = 0

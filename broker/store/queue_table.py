@@ -269,8 +269,13 @@ class QueueTable:
         queue = self.get(topic, queue_id)
         return queue.end if queue is not None else self._state.ended.get(topic, {}).get(str(queue_id), 0)
 
+    def continues_higher(self, topic: str, queue_id: int) -> bool:
+        """Return whether a queue continues above its last record: raised or restored, without a message since."""
+        queue = self.get(topic, queue_id)
+        return queue is not None and queue.used_end < queue.end
+
     def ends(self) -> dict[str, dict[int, int]]:
-        """Return topic -> queue -> the offset of the next message, for existing queues."""
+        """Return topic -> queue -> the offset of the next message, confirmed or not, for existing queues."""
         return {
             topic: {queue_id: queue.end for queue_id, queue in queues.items()}
             for topic, queues in self._by_topic.items()
@@ -284,6 +289,10 @@ class QueueTable:
         """Return queue -> the offset of the next message, confirmed or not; includes deleted queues."""
         ended = {int(name): end for name, end in self._state.ended.get(topic, {}).items()}
         return ended | {queue_id: queue.end for queue_id, queue in self._by_topic.get(topic, {}).items()}
+
+    def following(self) -> dict[str, dict[int, int]]:
+        """Return `following_of` of each of the `following_topics`."""
+        return {topic: self.following_of(topic) for topic in self.following_topics()}
 
     def ended_at(self, topic: str, queue_id: int) -> int:
         """Return the end of the queue at the last deletion of its topic; 0 if none.
@@ -598,6 +607,11 @@ class QueueTable:
         """Return `minimum`, limited to the visible end; 0 of an unknown queue."""
         queue = self.get(topic, queue_id)
         return 0 if queue is None else min(self.minimum(queue), queue.visible)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Return the offset behind the last visible message; 0 of an unknown queue."""
+        queue = self.by_name.get((topic, queue_id))
+        return 0 if queue is None else queue.visible
 
     def show_to(self, following: Mapping[str, Mapping[int, int]]) -> None:
         """Raise the visible end of queues to offsets below which no message will come: readers skip the hole."""

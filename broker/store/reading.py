@@ -62,7 +62,7 @@ class EntryRun(msgspec.Struct, frozen=True):
     tags: npt.NDArray[np.int64]
 
 
-def read(  # noqa: PLR0912, PLR0917 - as `MessageStore.get`; each case costs a comparison and no call
+def read(  # noqa: PLR0912, PLR0917 - as `StoreReader.get`; each case costs a comparison and no call
     log: CommitLog,
     queue: ConsumeQueue,
     minimum: int,
@@ -74,7 +74,7 @@ def read(  # noqa: PLR0912, PLR0917 - as `MessageStore.get`; each case costs a c
     scan_entries: int,
     old_below: int,
 ) -> GetResult:
-    """Read a queue from an offset on; see `MessageStore.get`."""
+    """Read a queue from an offset on; see `StoreReader.get`."""
     maximum = queue.visible
     if maximum == 0:
         if 0 < offset <= queue.end:

@@ -19,6 +19,7 @@ meanwhile, and takes over the recovered state in one turn of the event loop.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import msgspec
 
 from broker.store import reading
 from broker.store.commit_log import CommitLog
-from broker.store.errors import LogMismatch, StoreCorrupt, StoreError, StoreFull, TruncationRefused
+from broker.store.errors import LogIsCut, LogMismatch, StoreCorrupt, StoreError, StoreFull, TruncationRefused
 from infra import failpoint
 from infra.disk.filesystem import Disk, OutOfDescriptors
 
@@ -41,6 +42,45 @@ class Truncation(msgspec.Struct):
 
     to: int
     version: int = _VERSION
+
+
+class TruncationState:
+    """Whether a truncation is in progress in this process; on the event loop.
+
+    The queue state must not change during a truncation, because the recovered state would not contain the change.
+    """
+
+    def __init__(self) -> None:
+        #: Changes at the begin and the end of each truncation, after which the removed offsets are assigned again.
+        self.count = 0
+        self.is_running = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Reject changes from now on."""
+        assert not self.is_running
+        self.count += 1
+        self.is_running = True
+
+    def end(self) -> None:
+        """Accept changes again, and call back those who waited."""
+        self.count += 1
+        self.is_running = False
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+
+    def check_whole(self) -> None:
+        """Raise LogIsCut during a truncation."""
+        if self.is_running:
+            raise LogIsCut("the log is being cut: the store changes nothing until that is done")
+
+    def when_whole(self, callback: Callable[[], None]) -> None:
+        """Call back when no truncation is in progress; immediately if there is none."""
+        if self.is_running:
+            self._waiting.append(callback)
+        else:
+            callback()
 
 
 def read_truncation(root: Path, disk: Disk) -> Truncation | None:

@@ -98,7 +98,7 @@ class Visibility:
         """The offset that the set has confirmed; None without a set."""
         return None if self._set_has == _ALONE else self._set_has
 
-    def tell(self, callback: AppendCallback) -> None:
+    def subscribe(self, callback: AppendCallback) -> None:
         """Call back with all messages that become visible from now on."""
         self._callbacks.append(callback)
 

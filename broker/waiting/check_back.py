@@ -103,7 +103,7 @@ class CheckBack:
 
     async def run(self) -> None:
         """Check all due half messages, each at most once. A slave does nothing."""
-        if not self._life.accepting or self._store.is_following:
+        if not self._life.accepting or self._store.end.is_following:
             return
         self._transactions.write_marks()
         asked: list[Half] = []
@@ -159,7 +159,7 @@ class CheckBack:
         As in RocketMQ, a check without a connected producer counts as well.
         """
         store = self._store
-        raw = store.record_at(half.physical_offset)
+        raw = store.reader.record_at(half.physical_offset)
         if raw is None:
             if half.physical_offset < store.min_physical_offset:
                 log.error("the half message at %d is no longer in the log: left out", half.physical_offset)

@@ -112,7 +112,7 @@ class Quarantine:
 
     def _keep(self, queue_id: int, offset: int, tries: int, cause: Exception) -> None:
         store, disk = self._store, self._store.disk
-        entry = store.entry(self._topic, queue_id, offset)
+        entry = store.reader.entry(self._topic, queue_id, offset)
         if entry is None:  # erased meanwhile
             return
         position, size = entry[0], entry[1]

@@ -84,6 +84,7 @@ class HalfMessages:
 
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
         self._store, self._writer, self._clock = store, writer, clock
+        self._queues = store.queues
         self._pending: OrderedDict[int, Half] = OrderedDict()
         # Half messages that were appended again, by their earlier physical offsets.
         self._reappended: dict[int, Half] = {}
@@ -134,7 +135,7 @@ class HalfMessages:
 
     def added(self, stored: PutResult, properties: Mapping[str, str]) -> None:
         """Track a half message that has been stored."""
-        op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
+        op_from = self._queues.max_offset(OP_HALF_TOPIC, 0)
         self._pending[stored.queue_offset] = Half(
             stored.queue_offset, stored.physical_offset, stored.store_timestamp, immunity(properties), op_from
         )
@@ -205,10 +206,10 @@ class HalfMessages:
 
     def _reappend(self, half: Half) -> None:
         store = self._store
-        raw = store.record_at(half.physical_offset)
+        raw = store.reader.record_at(half.physical_offset)
         assert raw is not None, "its segment is pinned"
         first = half.earlier[0] if half.earlier else half.physical_offset
-        op_from = store.max_offset(OP_HALF_TOPIC, 0)
+        op_from = store.queues.max_offset(OP_HALF_TOPIC, 0)
         stored = self._writer.put_copy(
             decode_record(raw), HALF_TOPIC, 0, prepared_transaction_offset=first + 1, internal=True
         )
@@ -227,7 +228,7 @@ class HalfMessages:
         No start reads marks of that broker. `ended` are the offsets in between that no longer wait. Raises StoreError.
         """
         run_here(self.forget_parts())
-        op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
+        op_from = self._queues.max_offset(OP_HALF_TOPIC, 0)
         for record, checks in waiting:
             offset, wish = record.queue_offset, immunity(record.properties)
             half = Half(offset, record.physical_offset, record.store_timestamp, wish, op_from, checks)
@@ -257,8 +258,8 @@ class HalfMessages:
     def _mark_of(self, tag: str, offsets: list[int], ends: Half | None = None) -> NewMessage:
         """Return a mark; `ends` no longer waits once the mark is in the log."""
         store, first = self._store, next((half for half in self._pending.values() if half is not ends), None)
-        half_from = first.queue_offset if first is not None else store.max_offset(HALF_TOPIC, 0)
-        op_from = first.op_from if first is not None else store.max_offset(OP_HALF_TOPIC, 0)
+        half_from = first.queue_offset if first is not None else store.queues.max_offset(HALF_TOPIC, 0)
+        op_from = first.op_from if first is not None else store.queues.max_offset(OP_HALF_TOPIC, 0)
         properties = f"TAGS\x01{tag}\x02HALF_FROM\x01{half_from}\x02OP_FROM\x01{op_from}\x02".encode()
         return NewMessage(
             topic=OP_HALF_TOPIC,
@@ -326,7 +327,7 @@ class HalfMessages:
 
     def lead(self) -> None:
         """Begin as the log's writer: complete the transaction whose end mark a crash has separated."""
-        raw = self._store.newest_record()
+        raw = self._store.reader.newest_record()
         if raw is not None:
             self._end_if_committed(decode_record(raw))
 
@@ -345,20 +346,20 @@ class HalfMessages:
     def _end_if_committed(self, record: MessageRecord) -> None:
         if record.sys_flag & TRANSACTION_BITS != TRANSACTION_COMMIT:
             return
-        raw = self._store.record_at(record.prepared_transaction_offset)
+        raw = self._store.reader.record_at(record.prepared_transaction_offset)
         half = None if raw is None else self._pending.get(decode_record(raw).queue_offset)
         if half is None or half.physical_offset != record.prepared_transaction_offset:
             return
         self.ended(half, COMMIT)
-        if not self._store.is_following:  # otherwise the master writes the mark
-            self._store.put_first(partial(self._append_end, half.queue_offset))
+        if not self._store.end.is_following:  # otherwise the master writes the mark
+            self._store.end.put_first(partial(self._append_end, half.queue_offset))
 
     def _floors(self) -> Steps[tuple[int, int]]:
         """Return the offsets of the half queue and of the op queue from which a start reads.
 
         They are in the newest undamaged mark. Those of an older mark are lower, which only means reading more.
         """
-        lowest, end = self._store.min_offset(OP_HALF_TOPIC, 0), self._store.max_offset(OP_HALF_TOPIC, 0)
+        lowest, end = self._queues.min_offset(OP_HALF_TOPIC, 0), self._queues.max_offset(OP_HALF_TOPIC, 0)
         for number, offset in enumerate(range(end - 1, lowest - 1, -1), 1):
             record = next(of_queue(self._store, OP_HALF_TOPIC, 0, offset), None)
             mark = None if record is None else _read_mark(record)

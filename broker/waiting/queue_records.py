@@ -12,9 +12,9 @@ _COUNT, _BYTES = 512, 4 << 20  # per read
 
 def of_queue(store: MessageStore, topic: str, queue_id: int, offset: int) -> Iterator[MessageRecord]:
     """Yield the records from an offset to the current end of the queue."""
-    offset, end = max(offset, store.min_offset(topic, queue_id)), store.max_offset(topic, queue_id)
+    offset, end = max(offset, store.queues.min_offset(topic, queue_id)), store.queues.max_offset(topic, queue_id)
     while offset < end:
-        got = store.get(topic, queue_id, offset, _COUNT, _BYTES)
+        got = store.reader.get(topic, queue_id, offset, _COUNT, _BYTES)
         for buffer in got.buffers:
             yield from iter_records(buffer)
         if got.next_offset <= offset:

@@ -86,6 +86,7 @@ class ScheduleMessage:
         read_queues: ReadQueues,
     ) -> None:
         self._store, self._writer, self._clock, self._journal = store, writer, clock, journal
+        self._queues = store.queues
         self._levels, self._faults, self._read_queues = levels, faults, read_queues
         self._quarantine = Quarantine(store, SCHEDULE_TOPIC, faults)
         # The current offsets are not in the log yet.
@@ -108,7 +109,7 @@ class ScheduleMessage:
         self._offsets.clear()
         self._unsaid = False
         self._take(value.get("offsetTable", {}))
-        said_below, end = value.get("saidBelow", 0), self._store.max_offset(METADATA_LOG, DELAYS)
+        said_below, end = value.get("saidBelow", 0), self._queues.max_offset(METADATA_LOG, DELAYS)
         if said_below != end:  # the log has newer records than the file, or was truncated below the file's state
             self.follow()
 
@@ -134,7 +135,7 @@ class ScheduleMessage:
     def _take(self, positions: Mapping[int, int]) -> None:
         for level, offset in positions.items():
             # After a power failure, the log may end before an offset that was saved.
-            self._offsets[level] = min(offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
+            self._offsets[level] = min(offset, self._queues.max_offset(SCHEDULE_TOPIC, level - 1))
 
     def _say(self) -> None:
         """Log all offsets after the delivered copies; if the log refuses the record, the next round retries."""
@@ -147,7 +148,7 @@ class ScheduleMessage:
             self._unsaid = False
 
     def _snapshot(self) -> Mapping[str, Any]:
-        said_below = self._store.next_offset(METADATA_LOG, DELAYS)
+        said_below = self._queues.next_offset(METADATA_LOG, DELAYS)
         return {"saidBelow": said_below, "offsetTable": {str(level): offset for level, offset in self._offsets.items()}}
 
     @property
@@ -174,18 +175,18 @@ class ScheduleMessage:
 
     def position(self, level: int) -> tuple[int, int]:
         """Return the next offset to deliver of a level, and the end of its queue."""
-        return self._offsets.get(level, 0), self._store.max_offset(SCHEDULE_TOPIC, level - 1)
+        return self._offsets.get(level, 0), self._queues.max_offset(SCHEDULE_TOPIC, level - 1)
 
     def pending(self) -> int:
         """Return the number of waiting messages."""
-        floors = ((self._store.min_offset(SCHEDULE_TOPIC, level - 1), level) for level in range(1, self.max_level + 1))
+        floors = ((self._queues.min_offset(SCHEDULE_TOPIC, level - 1), level) for level in range(1, self.max_level + 1))
         return sum(
             max(end - max(offset, floor), 0) for floor, level in floors for offset, end in [self.position(level)]
         )
 
     def deliver_due(self) -> int:
         """Append due messages, at most one batch per level; return the number delivered. A slave delivers none."""
-        if self._store.is_following:
+        if self._store.end.is_following:
             return 0
         before = sum(self._offsets.values())
         try:
@@ -219,15 +220,15 @@ class ScheduleMessage:
 
     def _next(self, level: int) -> int:
         """Return the offset of the level's first undelivered message that is still in the log."""
-        return max(self._offsets.get(level, 0), self._store.min_offset(SCHEDULE_TOPIC, level - 1))
+        return max(self._offsets.get(level, 0), self._queues.min_offset(SCHEDULE_TOPIC, level - 1))
 
     def _deliver_level(self, level: int) -> None:
         queue = level - 1
-        end = self._store.max_offset(SCHEDULE_TOPIC, queue)
+        end = self._queues.max_offset(SCHEDULE_TOPIC, queue)
         offset = self._next(level)
         if offset >= end:
             return
-        got = self._store.get(SCHEDULE_TOPIC, queue, offset, _BATCH, _BATCH_BYTES)
+        got = self._store.reader.get(SCHEDULE_TOPIC, queue, offset, _BATCH, _BATCH_BYTES)
         now = self._clock.now_ms()
         for record in (record for buffer in got.buffers for record in iter_records(buffer)):
             if not self._is_due(level, record, now):
@@ -249,7 +250,7 @@ class ScheduleMessage:
         # from now on, together with all others stored by now, and not until the clock reaches its store time.
         below, until = self._ahead.get(level, (0, 0.0))
         if record.queue_offset >= below:
-            below, until = self._store.max_offset(SCHEDULE_TOPIC, level - 1), self._clock.monotonic() + delay / 1000
+            below, until = self._queues.max_offset(SCHEDULE_TOPIC, level - 1), self._clock.monotonic() + delay / 1000
             self._ahead[level] = below, until
         return self._clock.monotonic() >= until
 
@@ -282,10 +283,10 @@ class ScheduleMessage:
     def _waiting_first(self, level: int) -> list[MessageRecord]:
         """Return a batch of a level's first waiting messages."""
         offset, end = self.position(level)
-        offset = max(offset, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
+        offset = max(offset, self._queues.min_offset(SCHEDULE_TOPIC, level - 1))
         if offset >= end:
             return []
-        got = self._store.get(SCHEDULE_TOPIC, level - 1, offset, _BATCH, _BATCH_BYTES)
+        got = self._store.reader.get(SCHEDULE_TOPIC, level - 1, offset, _BATCH, _BATCH_BYTES)
         return [record for buffer in got.buffers for record in iter_records(buffer)]
 
     def oldest_pending_physical(self) -> int | None:
@@ -294,9 +295,9 @@ class ScheduleMessage:
         for level in range(1, len(self._levels) + 1):
             offset, end = self.position(level)
             # After a restart, the offset may be an old one, of messages that were delivered and evicted.
-            offset = max(offset, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
+            offset = max(offset, self._queues.min_offset(SCHEDULE_TOPIC, level - 1))
             if offset < end:
-                got = self._store.get(SCHEDULE_TOPIC, level - 1, offset, 1, _BATCH_BYTES)
+                got = self._store.reader.get(SCHEDULE_TOPIC, level - 1, offset, 1, _BATCH_BYTES)
                 for record in (record for buffer in got.buffers for record in iter_records(buffer)):
                     position = record.physical_offset
                     lowest = position if lowest is None else min(lowest, position)

@@ -208,7 +208,7 @@ class TimerMessages:
 
     def deliver_due(self) -> int:
         """Deliver due messages, a few batches at most; return the number of entries done. A slave delivers none."""
-        if self._store.is_following:
+        if self._store.end.is_following:
             return 0
         self._rewind(self._clock.now_ms())
         done = 0
@@ -231,7 +231,7 @@ class TimerMessages:
                 return
             ahead = (self._delivered[0] - now) / 1000
             log.warning("the clock is %.1f s behind the last timer message: what waits is reappended, to go on", ahead)
-            self._rewind_below = self._store.confirmed_offset
+            self._rewind_below = self._store.visibility.confirmed
         try:
             for _ in range(_BATCHES_AT_ONCE):
                 if not self._reappend_batch(self._lies_below_rewind):
@@ -289,10 +289,10 @@ class TimerMessages:
 
     def _is_shown(self, entry: tuple[int, int, int]) -> bool:
         """Return whether a message is visible; the confirmed or fsynced offset may be within its record."""
-        return entry[1] < self._store.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES)
+        return entry[1] < self._store.queues.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES)
 
     def _deliver(self, position: int, offset: int) -> None:
-        raw = self._store.record_at(position)
+        raw = self._store.reader.record_at(position)
         if raw is None:
             log.error("the timer message at %d is no longer in the log: left out", position)
             return
@@ -370,10 +370,10 @@ class TimerMessages:
     def begin_after(self, left: TimersTakenOver) -> None:
         """Take over the timers of another broker by a mark; `load` finds the waiting messages. Raises StoreError."""
         store = self._store
-        covered = store.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES) - 1
+        covered = store.queues.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES) - 1
         below = store.max_physical_offset if left.is_empty else left.below
         for position, due in left.again:
-            raw_record = store.record_at(position)
+            raw_record = store.reader.record_at(position)
             assert raw_record is not None, "it was read a moment ago, and nothing goes meanwhile"
             record = decode_record(raw_record)
             when = max(abs(due), left.time + 1)
@@ -392,7 +392,7 @@ class TimerMessages:
 
     def _reappend(self, entry: tuple[int, int, int]) -> None:
         when, offset, position = entry
-        raw = self._store.record_at(position)
+        raw = self._store.reader.record_at(position)
         if raw is None:
             log.error("the timer message at %d is no longer in the log: left out", position)
             self._done(offset)
@@ -459,7 +459,7 @@ class TimerMessages:
         if mark is not None:
             self._delivered = mark.delivered
         start = max(0 if mark is None else mark.position, store.min_physical_offset)
-        for found in store.entry_slices(WHEEL_TIMER_TOPIC, start, store.max_physical_offset, _A_STEP):
+        for found in store.reader.entry_slices(WHEEL_TIMER_TOPIC, start, store.max_physical_offset, _A_STEP):
             if found is None or found.queue_id != _MESSAGES:
                 continue
             if found.anew:
@@ -484,7 +484,7 @@ class TimerMessages:
         yield from emptied(*gone)
 
     def _load_recall(self, position: int, offset: int) -> None:
-        raw = self._store.record_at(position)
+        raw = self._store.reader.record_at(position)
         if raw is not None:
             self._recalls[decode_record(raw).properties.get(RECALL_KEY, "")] = offset
 

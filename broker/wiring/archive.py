@@ -104,7 +104,7 @@ def _make_synchronize(
     return SlaveSynchronize(
         messages.metadata,
         MasterApi(runtime.config),
-        confirmed=lambda: store.confirmed_offset,
+        confirmed=lambda: store.visibility.confirmed,
         on_frontier=_ignore_frontier if set_pins is None else set_pins.told,
         on_unreadable=messages.events.can_not_follow,
         on_stock=messages.last_poll.take,

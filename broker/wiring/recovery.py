@@ -128,7 +128,7 @@ class BrokerRecovery:
             return
         if self._slave is not None:
             return
-        for line in self._parts.tables.offsets.clip(self._store.max_offset):
+        for line in self._parts.tables.offsets.clip(self._store.queues.max_offset):
             log.warning("group offset above the end of its queue: %s", line)
         load_all((messages.pops,))
         messages.metadata.settle()

@@ -87,7 +87,7 @@ def make_ports(parts: Parts) -> Ports:
         runtime.descriptors,
         port=config.listen_port,
         tls=tls,
-        in_use=lambda: store.descriptors,
+        in_use=lambda: store.log.descriptors,
     )
     if storage.replication.waits:
         wait_for_replication(router, storage.replication, storage.log_end)

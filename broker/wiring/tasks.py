@@ -31,7 +31,7 @@ def start_tasks(parts: Parts, ports: Ports) -> None:
     runtime, storage, messages, service = parts.runtime, parts.storage, parts.messages, parts.service
     config, supervisor, every, flusher = runtime.config, runtime.supervisor, runtime.supervisor.every, storage.flusher
     life, registration = runtime.life, parts.replicas.registration
-    storage.store.tell(service.arriving.appended)
+    storage.store.visibility.subscribe(service.arriving.appended)
     supervisor.vital("flush", flusher.run, functools.partial(_flusher_ended, flusher))
     supervisor.keep("register", registration.keep)
     every("schedule", _SCHEDULE_PERIOD, functools.partial(_deliver, messages.schedule, life, flusher))

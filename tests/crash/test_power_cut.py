@@ -64,14 +64,14 @@ class StoreUnderPowerCuts:
         elif choice < 0.984:
             self.store.upkeep()
         elif choice < 0.988:
-            self.store.roll()
+            self.store.end.roll()
         elif choice < 0.991:
             self.delete()
         elif choice < 0.994:
             self.evict()
         else:
             self.store.prepare_next()
-        if not self.store.has_unsaved_deletions:
+        if not self.store.queues.has_unsaved_deletions:
             self.undeleted.clear()
 
     def put(self) -> None:
@@ -87,7 +87,7 @@ class StoreUnderPowerCuts:
         self.unflushed.append((topic, queue_id, stored.queue_offset, body, end))
 
     def flush(self) -> None:
-        offset = self.store.flush()
+        offset = self.store.visibility.flush()
         self.store.after_flush(offset)
         for topic, queue_id, queue_offset, body, end in self.unflushed:
             assert end <= offset
@@ -96,14 +96,14 @@ class StoreUnderPowerCuts:
 
     def evict(self) -> None:
         self.flush()
-        oldest = self.store.segments()[0] if self.store.segments() else None
+        oldest = self.store.reader.segments()[0] if self.store.reader.segments() else None
         if oldest is None or not oldest.sealed:
             return
         self.store.take_out(oldest.base)()
         for topic, (deleted_at, _) in self.undeleted.items():
             self.undeleted[topic] = deleted_at, {}
         for (topic, queue_id), promised in self.flushed.items():
-            low = self.store.min_offset(topic, queue_id)
+            low = self.store.queues.min_offset(topic, queue_id)
             self.flushed[topic, queue_id] = {offset: body for offset, body in promised.items() if offset >= low}
 
     def delete(self) -> None:
@@ -115,12 +115,12 @@ class StoreUnderPowerCuts:
         self.unflushed = [message for message in self.unflushed if message[0] != topic]
         for queue_id in range(QUEUES):
             self.flushed.pop((topic, queue_id), None)
-        self.store.delete_topic(topic, begin_again=True)
+        self.store.queue_changes.delete_topic(topic, begin_again=True)
         if self.random.random() < 0.7:
-            self.store.save_deletions()
+            self.store.queue_changes.save_deletions()
 
     def power_cut(self) -> None:
-        if self.store.has_unsaved_deletions:
+        if self.store.queues.has_unsaved_deletions:
             for topic, (deleted_at, before) in self.undeleted.items():
                 self.deleted_at[topic] = deleted_at
                 self.flushed.update({(topic, queue_id): found for queue_id, found in before.items()})
@@ -136,11 +136,11 @@ class StoreUnderPowerCuts:
 
     def read(self, topic: str, queue_id: int) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        offset = self.store.min_offset(topic, queue_id)
+        offset = self.store.queues.min_offset(topic, queue_id)
         while True:
-            result = self.store.get(topic, queue_id, offset, 32, 1 << 20)
+            result = self.store.reader.get(topic, queue_id, offset, 32, 1 << 20)
             if result.status != "FOUND":
-                assert offset == self.store.max_offset(topic, queue_id)
+                assert offset == self.store.queues.max_offset(topic, queue_id)
                 return found
             for buffer in result.buffers:
                 for record in iter_records(buffer):
@@ -197,7 +197,7 @@ def test_flushed_messages_survive_a_power_cut_at_each_failpoint(seed: int, place
 
 def room_in_file(store: MessageStore) -> int:
     """Return the space for records; the end mark of a file takes the rest."""
-    file = store.file_at(store.newest_segment_base)
+    file = store.log.at(store.newest_segment_base)
     return file.end - END_SIZE - store.max_physical_offset if file is not None else 0
 
 

@@ -48,7 +48,7 @@ async def test_times_of_archived_messages_are_bounds_instead_of_zero(tmp_path: P
         newest = await number(connection, Code.GET_TOPIC_STATS_INFO, "lastUpdateTimestamp", **topic)
         assert newest - consumed == 2 * MINUTE_MS
         await offload(broker)
-        assert broker.store.min_offset("orders", 0) == 4, "only the archive has them"
+        assert broker.store.queues.min_offset("orders", 0) == 4, "only the archive has them"
         archived = await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group)
         assert consumed <= archived <= newest
         assert await number(connection, Code.GET_TOPIC_STATS_INFO, "lastUpdateTimestamp", **topic) == newest

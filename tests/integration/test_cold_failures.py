@@ -62,7 +62,7 @@ def with_archive(tmp_path: Path, check: Check) -> None:
             for n in range(COUNT):
                 await send(connection, "T", b"%d" % n)
             await offload(broker)
-            assert broker.store.min_offset("T", 0) == COUNT
+            assert broker.store.queues.min_offset("T", 0) == COUNT
             await send(connection, "T", b"%d" % COUNT)
             (path,) = (archive / "topic=T").rglob("*.parquet")
             await check(broker, connection, path)
@@ -155,7 +155,7 @@ def test_hanging_store_delays_redelivery_of_cold_popped_messages_only(tmp_path: 
         os.mkfifo(path)
 
         def back(group: str) -> list[bytes]:
-            got = context.store.get(real_topic("T", group, RETRY_V1), 0, 0, COUNT * 2, 1 << 20)
+            got = context.store.reader.get(real_topic("T", group, RETRY_V1), 0, 0, COUNT * 2, 1 << 20)
             return [bytes(record.body) for buffer in got.buffers for record in iter_records(buffer)]
 
         popped = take_out(broker, "long", list(range(COUNT)))
@@ -201,6 +201,6 @@ def test_popped_messages_of_a_missing_object_are_redelivered_on_its_return(tmp_p
         for offset, flight in list(queue.flights.items()):
             context.pops.put_off(queue, offset, flight, now)
         await until(lambda: not queue.flights)
-        assert context.store.max_offset(real_topic("T", "g", RETRY_V1), 0) == 2
+        assert context.store.queues.max_offset(real_topic("T", "g", RETRY_V1), 0) == 2
 
     with_archive(tmp_path, check)

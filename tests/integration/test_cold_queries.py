@@ -44,7 +44,7 @@ async def check(broker: BrokerController, connection: Connection) -> None:
     ids = [await send_keyed(connection, n) for n in range(COUNT)]
     assert b'"evicted"' in await offload(broker)
     place = parse_offset_msg_id(ids[7])[2]
-    assert broker.store.record_at(place) is None
+    assert broker.store.reader.record_at(place) is None
     await send_keyed(connection, COUNT)
     found = await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)
     assert [record.queue_offset for record in iter_records(found.body)] == [7]

@@ -40,7 +40,7 @@ async def fill(broker: BrokerController, connection: Connection) -> None:
         if (number + 1) % EACH == 0:
             await offload(broker)
     assert len(objects_of(broker)) == OBJECTS
-    assert broker.store.min_offset("T", 0) == COUNT
+    assert broker.store.queues.min_offset("T", 0) == COUNT
 
 
 def objects_of(broker: BrokerController) -> list[CommittedObject]:

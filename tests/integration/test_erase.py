@@ -190,7 +190,7 @@ async def check_none_is_returned(broker: BrokerController, connection: Connectio
     listed = {entry["physicOffset"] for entry in json.loads(entries.body)["queueData"]}
     assert listed == {place for n, place in enumerate(places) if n not in MEANT}
     for n in range(COUNT):
-        time = broker.store.store_time("T", 0, n)
+        time = broker.store.reader.store_time("T", 0, n)
         for bound in ("LOWER", "UPPER"):
             answer = await ask(
                 connection, Code.SEARCH_OFFSET_BY_TIMESTAMP, topic="T", queueId=0, timestamp=time, boundaryType=bound
@@ -236,7 +236,7 @@ async def test_erased_copies_in_retry_and_dead_letter_topics_are_hidden(tmp_path
                 connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=places[n], delayLevel=-1, originTopic="T"
             )
             assert back.code == 0, back.remark
-        dead = broker.store.entries("%DLQ%g", 0, 1 << 60)[0].physical.tolist()
+        dead = broker.store.reader.entries("%DLQ%g", 0, 1 << 60)[0].physical.tolist()
         *_, told = await post(broker, topic="T", key="who")
         assert told["rows"] == len(MEANT) + 2
         assert list((await read(connection, "%DLQ%g", 3)).values()) == [b"4"]
@@ -262,7 +262,7 @@ async def test_copies_are_erased_despite_a_forged_origin_property(tmp_path: Path
         assert len(await member.pop(invisible=1000)) == 1
         copies = ("%DLQ%g", "%RETRY%g", broker.retry_names.of_pair("poppers", "T"))
         store = broker.store
-        await until(lambda: all(store.max_offset(topic, 0) == 1 for topic in copies), "the copies")
+        await until(lambda: all(store.queues.max_offset(topic, 0) == 1 for topic in copies), "the copies")
         assert (await post(broker, topic="elsewhere", key="who"))[-1]["rows"] == 0
         *_, told = await post(broker, topic="T", key="who")
         assert (told["complete"], told["rows"]) == (True, 4)
@@ -278,7 +278,7 @@ async def test_message_sent_to_a_pop_retry_topic_is_erased_by_its_topic_name(tmp
         await send(connection, "T", b"other")
         member = PopMember(broker, connection, "T", "poppers")
         assert len(await member.pop(invisible=1000)) == 1
-        await until(lambda: broker.store.max_offset(retry, 0) == 1, "the copy")
+        await until(lambda: broker.store.queues.max_offset(retry, 0) == 1, "the copy")
         sent = await send(connection, retry, b"secret", forged)
         back = await ask(
             connection, Code.CONSUMER_SEND_MSG_BACK, group="poppers", offset=int(sent.ext["msgId"][16:], 16),
@@ -455,13 +455,13 @@ async def test_delivered_delayed_message_is_hidden_in_the_schedule_topic_too(tmp
     async with running(tmp_path / "data", *settings) as (broker, connection):
         await send(connection, "T", b"now")
         await send(connection, "T", b"soon", "KEYS\x01who\x02DELAY\x011\x02")
-        waiting = broker.store.entries(SCHEDULE_TOPIC, 0, 1 << 60)[0].physical.tolist()
-        await until(lambda: broker.store.max_offset("T", 0) == 2, "the delivery")
+        waiting = broker.store.reader.entries(SCHEDULE_TOPIC, 0, 1 << 60)[0].physical.tolist()
+        await until(lambda: broker.store.queues.max_offset("T", 0) == 2, "the delivery")
         assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code == 0
         *_, told = await post(broker, topic="T", key="who")
         assert (told["complete"], told["rows"]) == (True, 1)
         assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code != 0
-        (raw,) = broker.store.get(METADATA_LOG, CHANGES, broker.journal.position - 1, 1, 1 << 20).buffers
+        (raw,) = broker.store.reader.get(METADATA_LOG, CHANGES, broker.journal.position - 1, 1, 1 << 20).buffers
         (change,) = iter_records(raw)
         assert decode_change(change.body) == RowsErased(rows={SCHEDULE_TOPIC: {0: [(0, 0)]}}), "for the other members"
         await send(connection, "T", b"later", "KEYS\x01late\x02DELAY\x0118\x02")
@@ -479,7 +479,7 @@ async def test_a_quarantined_record_is_deleted(tmp_path: Path) -> None:
         quarantine = Quarantine(broker.store, SCHEDULE_TOPIC, broker.faults)
         for offset in range(2):
             assert quarantine.failed("a delivery", 0, offset, MalformedRecord("injected"))
-        await until(lambda: broker.store.max_offset("T", 0) == 3, "the deliveries")
+        await until(lambda: broker.store.queues.max_offset("T", 0) == 3, "the deliveries")
         files = sorted((tmp_path / "data" / "quarantine").iterdir())
         assert len(files) == 2
         *_, told = await post(broker, topic="T", key="who")

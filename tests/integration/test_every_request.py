@@ -284,7 +284,7 @@ def test_broker_answers_hostile_requests_and_keeps_serving(tmp_path: Path, caplo
             await send(connection, "after")
             delayed = await send(connection, "after", b"delayed", properties="DELAY\x011\x02")
             assert delayed.code == 0
-            await until(lambda: broker.store.max_offset("after", 0) == 2, "the delayed message")
+            await until(lambda: broker.store.queues.max_offset("after", 0) == 2, "the delayed message")
             pulled = await ask(
                 connection, Code.PULL_MESSAGE, consumerGroup="after", topic="after", queueId=0, queueOffset=0,
                 maxMsgNums=32, sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*",

@@ -195,11 +195,11 @@ async def trim(place: HiddenMessage) -> None:
 
 
 async def expire(place: HiddenMessage) -> None:
-    at_once(place.broker.store.expire_below(TOPIC, {0: 1}, 1 << 62))
+    at_once(place.broker.store.queue_changes.expire_below(TOPIC, {0: 1}, 1 << 62))
 
 
 async def erase_in_log(place: HiddenMessage) -> None:
-    assert place.broker.store.set_erased(TOPIC, 0, erased.NONE, ((0, 0),))
+    assert place.broker.store.queue_changes.set_erased(TOPIC, 0, erased.NONE, ((0, 0),))
 
 
 async def erase(place: HiddenMessage) -> None:
@@ -275,10 +275,12 @@ async def test_hidden_half_message_is_neither_ended_nor_checked(tmp_path: Path, 
 
         if code is Code.RESUME_CHECK_HALF_MESSAGE:
             assert await request() == 0
-        assert broker.store.set_erased(HALF_TOPIC, 0, erased.NONE, ((offset, offset),))
+        assert broker.store.queue_changes.set_erased(HALF_TOPIC, 0, erased.NONE, ((offset, offset),))
         assert await request() != 0
-        assert broker.store.max_offset(TOPIC, 0) == 1
-        assert broker.store.set_erased(HALF_TOPIC, 0, broker.store.erased_of(HALF_TOPIC, 0), erased.NONE)
+        assert broker.store.queues.max_offset(TOPIC, 0) == 1
+        assert broker.store.queue_changes.set_erased(
+            HALF_TOPIC, 0, broker.store.queues.erased_of(HALF_TOPIC, 0), erased.NONE
+        )
         assert await request() == 0
         if code is Code.END_TRANSACTION:
-            await until(lambda: broker.store.max_offset(TOPIC, 0) == 2, "the committed message")
+            await until(lambda: broker.store.queues.max_offset(TOPIC, 0) == 2, "the committed message")

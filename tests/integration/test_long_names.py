@@ -32,7 +32,7 @@ async def _archived(tmp_path: Path) -> None:
         await send(client, RETRY, b"again")
         done = json.loads((await offload(broker)).splitlines()[-1])
         assert (done["objects"], done["failed"], done["set_aside"]) == (2, 0, {})
-        assert broker.store.min_offset(RETRY, 0) == 1, "it left the local disk"
+        assert broker.store.queues.min_offset(RETRY, 0) == 1, "it left the local disk"
         pulled = await ask(
             client, Code.PULL_MESSAGE, consumerGroup=GROUP, topic=RETRY, queueId=0, queueOffset=0, maxMsgNums=8,
             sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*", expressionType="TAG",

@@ -56,10 +56,10 @@ def worker(tmp_path: Path) -> Iterator[WorkerClient]:
 
 
 def hot_bytes(store: MessageStore, topic: str, queue: int) -> bytes:
-    first, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
+    first, end = store.queues.min_offset(topic, queue), store.queues.max_offset(topic, queue)
     parts = []
     while first < end:
-        result = store.get(topic, queue, first, 100, 1 << 20)
+        result = store.reader.get(topic, queue, first, 100, 1 << 20)
         parts += [bytes(buffer) for buffer in result.buffers]
         first = result.next_offset
     return b"".join(parts)
@@ -114,10 +114,10 @@ def offload_evict_and_read_back(tmp_path: Path, store_url: str, worker: WorkerCl
             lifecycle.offload.run(roll=True, evict=True)
         journal, lifecycle = start(tmp_path, store_url, hot, worker)
     lifecycle.offload.run(roll=True, evict=True)
-    assert [segment.topics for segment in store.segments() if segment.sealed] == []
+    assert [segment.topics for segment in store.reader.segments() if segment.sealed] == []
     for place in places:
         assert cold_bytes(journal, worker, *place) == before[place]
-        assert journal.catalog.max_offset(*place) == store.max_offset(*place)
+        assert journal.catalog.max_offset(*place) == store.queues.max_offset(*place)
     assert lifecycle.verify().ok
     listed = {info.key for info in journal.store.list("") if info.key.startswith("topic=")}
     assert listed == {name.key for name in journal.catalog.objects()}

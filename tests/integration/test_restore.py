@@ -223,7 +223,7 @@ def start(data: Path, store: Path, *, restoring: bool) -> tuple[dict[int, int], 
         await broker.start()
         context = broker
         found = (
-            context.store.following_offsets().get(TOPIC, {}),
+            context.store.queues.following().get(TOPIC, {}),
             {name: queues[0] for name, queues in context.offsets.table().items()},
             {topic for topic in context.topics.topics if not context.topics.is_system(topic)},
         )

@@ -78,7 +78,7 @@ async def _sent_meanwhile(tmp_path: Path) -> None:
         assert (await in_process.ask(client, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == 0
         assert broker.archive.journal is not None
         assert broker.archive.journal.catalog.recorded_minimum(TOPIC, 0) == 2
-        assert broker.store.next_offset(TOPIC, 0) == 2
+        assert broker.store.queues.next_offset(TOPIC, 0) == 2
 
 
 def test_messages_sent_during_a_failed_end_record_are_hidden_later(

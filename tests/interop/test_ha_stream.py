@@ -96,7 +96,7 @@ def test_apache_log_is_replicated_byte_by_byte_and_after_a_restart(tmp_path: Pat
         assert slave.epoch_file.path.name == FILE_NAME
         assert encode_entries(slave.epochs.entries()) == theirs
         assert len(slave.epochs) == 2
-        assert slave.store.max_offset(TOPIC, 0) >= 460
+        assert slave.store.queues.max_offset(TOPIC, 0) >= 460
 
     with controller(tmp_path / "controller") as server, name_server(tmp_path / "namesrv") as names:
         master = ApacheMember(tmp_path / "a", namesrv=names.namesrv, controller=server.ready["controller"])

@@ -69,10 +69,10 @@ def check_erased(world: StorageWorld) -> None:
     """Check that no read of the local log returns an erased message: by physical offset, by key or by queue offset."""
     store, given, by_number = world.process.store, world.model.given, world.model.by_number
     for place in world.model.certified:
-        is_gone = place[2] < store.min_offset(*place[:2])  # A queue's file may still have its entry.
-        assert is_gone or store.entry(*place) is None, f"{place} was erased, and its entry is returned"
+        is_gone = place[2] < store.queues.min_offset(*place[:2])  # A queue's file may still have its entry.
+        assert is_gone or store.reader.entry(*place) is None, f"{place} was erased, and its entry is returned"
         message = by_number[given[place]]
-        raw = store.shown_record_at(message.physical)
+        raw = store.reader.shown_record_at(message.physical)
         assert raw != message.record, f"{place} was erased, and is returned by its place, {message.physical}"
     _check_covered(world)
     for topic in {place[0] for place in world.model.certified}:
@@ -88,7 +88,7 @@ def _check_covered(world: StorageWorld) -> None:
     store, model = world.process.store, world.model
     covered = [model.by_number[number] for number in sorted(model.unreadable)]
     for message in covered:
-        raw = store.shown_record_at(message.physical)
+        raw = store.reader.shown_record_at(message.physical)
         assert raw != message.record, f"a complete certificate covers message {message.number}, returned by its place"
     records = {message.record for message in covered}
     for topic in sorted({message.topic for message in covered}):
@@ -99,9 +99,9 @@ def _check_covered(world: StorageWorld) -> None:
 def _read_hot(world: StorageWorld, topic: str, queue: int) -> set[int]:
     store = world.process.store
     found: set[int] = set()
-    offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
+    offset, end = store.queues.min_offset(topic, queue), store.queues.max_offset(topic, queue)
     while offset < end:
-        result = store.get(topic, queue, offset, 32, 1 << 20)
+        result = store.reader.get(topic, queue, offset, 32, 1 << 20)
         where = f"{topic}/{queue}/{offset}: {result.status}"
         assert result.status in {"FOUND", "NO_MATCHED_MESSAGE"}, f"{where}, the queue ends at {end}"
         assert offset < result.next_offset <= end, f"{where}, it goes on at {result.next_offset}"

@@ -153,7 +153,7 @@ class Process:
         return self.archive.journal
 
     def flush(self) -> None:
-        self.store.after_flush(self.store.flush())
+        self.store.after_flush(self.store.visibility.flush())
         self.store.upkeep()
 
     def write_state(self) -> None:
@@ -165,7 +165,7 @@ class Process:
     def stop(self) -> None:
         """Stop like `BrokerController.shutdown`, without the parts that concern clients."""
         drive(self.archive.shutdown())
-        if self.store.failed is None:
+        if self.store.end.failure is None:
             for table in (self.broker.topics, self.broker.groups, self.broker.offsets):
                 table.file.save_now()
             self.flush()
@@ -204,4 +204,6 @@ def _is_free(*_: object) -> None:
 
 def queues_of(store: MessageStore) -> Sequence[tuple[str, int]]:
     """Return the queues that clients know."""
-    return [(topic, queue) for topic, queues in store.queues().items() for queue in queues if topic != METADATA_LOG]
+    return [
+        (topic, queue) for topic, queues in store.queues.names().items() for queue in queues if topic != METADATA_LOG
+    ]

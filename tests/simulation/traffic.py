@@ -54,7 +54,7 @@ def put(world: StorageWorld, topic: str, queue: int) -> None:
     except (StoreError, FailpointError) as error:
         world.tell(f"  put {number} refused: {error}")
         return
-    file = process.store.file_at(stored.physical_offset)
+    file = process.store.log.at(stored.physical_offset)
     assert file is not None
     begin = stored.physical_offset - file.base
     record = bytes(file.map[begin : begin + stored.size])

@@ -155,7 +155,7 @@ class StorageWorld:
         failpoint.disarm()
         self.bucket_store.heal()
         self.bucket_store.clock_offset_ms = 0
-        if self.process.store.failed is not None:
+        if self.process.store.end.failure is not None:
             self._die("kill")
         self.process.pinned = None
         self._do("offload", lambda: self.process.lifecycle.offload.run(roll=True), must=True)
@@ -191,7 +191,7 @@ class StorageWorld:
         except Killed as death:
             self.tell(f"  died: {death}")
             self._die(self.random.choice(("kill", "power cut")))
-        if self.process.store.failed is not None:
+        if self.process.store.end.failure is not None:
             self.tell("  a sync failed: the broker ends")
             self._die("stop")
 
@@ -207,7 +207,7 @@ class StorageWorld:
         self._try("flush", self.process.flush)
 
     def _roll(self) -> None:
-        self._try("roll", self.process.store.roll)
+        self._try("roll", self.process.store.end.roll)
 
     def _prepare(self) -> None:
         self._try("prepare the next file", self.process.store.prepare_next)
@@ -359,7 +359,7 @@ class StorageWorld:
         store = self.process.store
         if not store.min_physical_offset <= message.physical < store.max_physical_offset:
             return False
-        file = store.file_at(message.physical)
+        file = store.log.at(message.physical)
         begin = message.physical - file.base if file is not None else 0
         return file is not None and bytes(file.map[begin : begin + len(message.record)]) == message.record
 
@@ -402,8 +402,8 @@ class StorageWorld:
         topic = self.random.choice(TOPICS)
         if self.process.broker.topics.select(topic) is None:
             return
-        queues = self.process.store.queues().get(topic, [])
-        ends = {queue: self.process.store.next_offset(topic, queue) for queue in queues}
+        queues = self.process.store.queues.names().get(topic, [])
+        ends = {queue: self.process.store.queues.next_offset(topic, queue) for queue in queues}
         named = self.process.archive.tombstones.has_named(topic)
         self.tell(f"delete topic {topic}, named: {named}")
         self.deletions += 1
@@ -433,8 +433,10 @@ class StorageWorld:
         for topic, (ends, named) in self.unended.items():
             if self.process.broker.topics.select(topic) is None:
                 store = self.process.store
-                assert not store.queues_of(topic), f"topic {topic} is gone, its queues are not"
-                again = not named and all(store.next_offset(topic, queue) < end for queue, end in ends.items() if end)
+                assert not store.queues.names_of(topic), f"topic {topic} is gone, its queues are not"
+                again = not named and all(
+                    store.queues.next_offset(topic, queue) < end for queue, end in ends.items() if end
+                )
                 self.tell(f"  {topic} is gone{' and begins again' if again else ''}")
                 if again:
                     assert not self.process.archive.tombstones.has_named(topic), f"{topic} begins again, it was named"
@@ -562,7 +564,7 @@ class StorageWorld:
 
     def _back_up(self) -> None:
         self._flush()
-        if self.process.store.failed is not None or not self.process.journal.ownership.online:
+        if self.process.store.end.failure is not None or not self.process.journal.ownership.online:
             return  # A copy from before the store was configured is rejected once its archive has advanced.
         self.tell("the data directory is copied")
         self.backups.append(Backup(self.disk.copy(), self.process.store.log_uuid, self.deletions))
@@ -700,11 +702,11 @@ class StorageWorld:
         """Record after each step the durable messages and the minimums that clients see."""
         self.bucket.follow(self.bucket_store, BROKER)
         self.model.erase(self.bucket.erased, traffic.ERASED_KEY.encode())
-        self.model.promised_end = max(self.model.promised_end, self.process.store.flushed_offset)
+        self.model.promised_end = max(self.model.promised_end, self.process.store.visibility.flushed)
         if self.process.store.min_physical_offset != self.log_begin:
             self.log_begin = self.process.store.min_physical_offset
             self.model.evicted(self.log_begin, self.bucket, self._has_expired)
-        ended = set(self.process.store.deleted_topics())
+        ended = set(self.process.store.queues.deleted())
         for topic in sorted(self.ended - ended):
             if not self.bucket.knows(topic):  # No FORGET names a topic that no entry ever named.
                 self._forgotten(topic)

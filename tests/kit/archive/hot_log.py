@@ -31,62 +31,62 @@ class StoreAdapter(OneByOne):
         self.store = store
 
     def segments(self) -> Sequence[LogSegment]:
-        return self.store.segments()
+        return self.store.reader.segments()
 
     def flush(self) -> int:
-        self.store.after_flush(self.store.flush())
-        return min(self.store.flushed_offset, self.store.confirmed_offset)
+        self.store.after_flush(self.store.visibility.flush())
+        return min(self.store.visibility.flushed, self.store.visibility.confirmed)
 
     def confirmed_range(self) -> tuple[int, int]:
-        return self.store.min_physical_offset, self.store.confirmed_offset
+        return self.store.min_physical_offset, self.store.visibility.confirmed
 
     def roll(self) -> bool:
-        self.store.roll()
+        self.store.end.roll()
         return True
 
     def evict(self, base: int) -> bool:
         return self.store.take_out(base)()
 
     def topics(self) -> Sequence[str]:
-        return sorted(self.store.topics())
+        return sorted(self.store.queues.topics())
 
     def queues_of(self, topic: str) -> Sequence[int]:
-        return self.store.queues_of(topic)
+        return self.store.queues.names_of(topic)
 
     def deleted_topics(self) -> Sequence[str]:
-        return self.store.deleted_topics()
+        return self.store.queues.deleted()
 
     def forget_deleted(self, topics: Collection[str]) -> int:
-        image = self.store.image_without(topics)
+        image = self.store.queue_changes.image_without(topics)
         if image is None:
             return 0
-        self.store.write_queue_state(image)
-        return self.store.forget_deleted(image)
+        self.store.queues.write(image)
+        return self.store.queue_changes.forget_deleted(image)
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
-        return self.store.deleted_below()
+        return self.store.queues.ended()
 
     def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
-        return self.store.first_offsets(topic, start)
+        return self.store.reader.first_offsets(topic, start)
 
     def min_offset(self, topic: str, queue: int) -> int:
-        return self.store.min_offset(topic, queue)
+        return self.store.queues.min_offset(topic, queue)
 
     def expire_below(
         self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
     ) -> Mapping[str, TopicUnreadable]:
         for topic, offsets in rising.items():
-            in_steps.at_once(self.store.expire_below(topic, offsets, before[topic]))
-        self.store.save_queue_state()
+            in_steps.at_once(self.store.queue_changes.expire_below(topic, offsets, before[topic]))
+        self.store.queue_changes.save()
         return {}
 
     def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> Hidden:
         hidden = hide(self.store, rows, at_once)
-        self.store.save_queue_state()
+        self.store.queue_changes.save()
         return Hidden(hidden.runs, hidden.failed)
 
     def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
-        return self.store.former_ends(topics)
+        return self.store.reader.former_ends(topics)
 
     def log_erased(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
         raise AssertionError("nothing waits for delivery here")
@@ -101,22 +101,22 @@ class StoreAdapter(OneByOne):
         raise AssertionError("no topic is deleted here")
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
-        return {queue: self.store.erased_of(topic, queue) for queue in self.store.queues_of(topic)}
+        return {queue: self.store.queues.erased_of(topic, queue) for queue in self.store.queues.names_of(topic)}
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
-        return self.store.show_from(topic, queue, offset)
+        return self.store.queue_changes.show_from(topic, queue, offset)
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
-        return in_steps.at_once(self.store.offset_by_time(topic, queue, time_ms, upper))
+        return in_steps.at_once(self.store.reader.offset_by_time(topic, queue, time_ms, upper))
 
     def store_time(self, topic: str, queue: int, offset: int) -> int:
-        return self.store.store_time(topic, queue, offset)
+        return self.store.reader.store_time(topic, queue, offset)
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
-        return self.store.entries(topic, start, end)
+        return self.store.reader.entries(topic, start, end)
 
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
-        return self.store.files(start, end)
+        return self.store.reader.files(start, end)
 
     def undelivered_from(self) -> int | None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.store.described import Append
+from broker.store.described import Described
 from broker.store.errors import LogMismatch
 
 END = b"\xff"
@@ -26,6 +26,7 @@ class ByteLog:
         self.data = bytearray()
         self.used: dict[int, int] = {}  # the number of used bytes of each file that has ended
         self.flushed_offset = begin
+        self.described = Described()  # empty: this log has no descriptions of its records
         self._held = b""
         self._next = -1
         self.reads: list[tuple[int, int]] = []
@@ -73,12 +74,6 @@ class ByteLog:
             return start, memoryview(b"")
         low = self.min_physical_offset
         return start, memoryview(bytes(self.data))[start - low : stop - low]
-
-    def describe_appends(self, wanted: bool) -> None:
-        """Ignore the request: this log has no descriptions of its records."""
-
-    def described_append(self, start: int) -> Append | None:
-        return None
 
     def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
         assert not description

@@ -34,7 +34,7 @@ class FakeSet:
     def join(self, broker: BrokerController) -> None:
         """Connect the started broker: from now on its readers see the confirmed log."""
         self._broker = broker
-        broker.store.join_set(broker.store.max_physical_offset)
+        broker.store.visibility.join_set(broker.store.max_physical_offset)
         self.catch_up()
 
     def hold(self) -> None:
@@ -56,5 +56,5 @@ class FakeSet:
         broker = self._broker
         assert broker is not None and broker.group_transfer is not None
         self.confirm = offset
-        broker.store.confirm(offset)
+        broker.store.visibility.confirm(offset)
         broker.group_transfer.confirmed()

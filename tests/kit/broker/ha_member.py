@@ -70,7 +70,7 @@ class HaMember:
         self, epoch: int, *members: int, rules: StreamRules | None = None, tls: ServerTls | None = None
     ) -> HaService:
         """Start as the master in `sync-available`, with the given members in the SyncStateSet."""
-        if self.store.is_following:
+        if self.store.end.is_following:
             self.store.lead()
         end = self.store.max_physical_offset
         if self.epochs.assign(epoch, end):
@@ -178,7 +178,9 @@ class HaMember:
     async def truncate(self, to: int) -> None:
         store, epoch = self.store, self.epochs.last_epoch
         try:
-            store.truncate(store.record_start(to), epoch=epoch, floor=store.record_start(self.confirmed_to))
+            store.truncate(
+                store.reader.record_start(to), epoch=epoch, floor=store.reader.record_start(self.confirmed_to)
+            )
         except TruncationRefused as error:
             raise DivergenceRefused(str(error)) from error
 
@@ -204,6 +206,6 @@ class HaMember:
 
 def assert_same(slave: MessageStore, master: MessageStore) -> None:
     assert list(log_of(slave)) == list(log_of(master))
-    for topic, ids in master.queues().items():
+    for topic, ids in master.queues.names().items():
         for queue in ids:
-            assert slave.max_offset(topic, queue) == master.max_offset(topic, queue)
+            assert slave.queues.max_offset(topic, queue) == master.queues.max_offset(topic, queue)

@@ -58,21 +58,23 @@ class RandomMaster:
         self.clock.advance(dice.randrange(50))
         match dice.randrange(60):
             case 0:
-                store.roll()
+                store.end.roll()
             case 1:
                 store.restart_log_at(store.max_physical_offset + dice.choice((0, 1, 777, 40_000)))
             case 2 if self.deletes:
                 self.delete(dice.choice(TOPICS))
             case 3:
                 topic, queue_id = dice.choice(TOPICS), dice.randrange(QUEUES)
-                store.create_queue_at(topic, queue_id, store.next_offset(topic, queue_id) + dice.randrange(1, 500))
+                store.queue_changes.create_queue_at(
+                    topic, queue_id, store.queues.next_offset(topic, queue_id) + dice.randrange(1, 500)
+                )
                 self.put(topic, queue_id, 10)
             case 4:
                 self.put(dice.choice(TOPICS), 0, dice.randrange(9_000, 14_000))
             case 5:
                 self.clock.set_wall(self.clock.now_ms() + dice.choice((-7_200_000, -500, 7_200_000)))
             case 6:
-                store.after_flush(store.flush())
+                store.after_flush(store.visibility.flush())
                 store.upkeep()
             case _:
                 self.put(dice.choice(TOPICS), dice.randrange(QUEUES), dice.choice((0, 1, 30, 200, 1500)))
@@ -80,7 +82,7 @@ class RandomMaster:
     def delete(self, topic: str) -> None:
         begin_again = self.dice.random() < 0.5
         self.deletions.append((self.store.max_physical_offset, topic, begin_again))
-        self.store.delete_topic(topic, begin_again=begin_again)
+        self.store.queue_changes.delete_topic(topic, begin_again=begin_again)
 
     def put(self, topic: str, queue_id: int, size: int) -> None:
         dice = self.dice
@@ -111,18 +113,19 @@ class LogLink:
     def pass_on(self, size: int, *, until: int = 1 << 62) -> bool:
         """Transfer one piece, and return whether there was one."""
         master, slave = self._master.store, self._slave
-        start = slave.replica_offset if slave.segments() else master.min_physical_offset
+        start = slave.replica.next_offset if slave.reader.segments() else master.min_physical_offset
         deletions = self._master.deletions[self._deleted :]
         border = deletions[0][0] if deletions else 1 << 62
         at, data = master.log_bytes(start, min(border, until), size, padding=self._padding)
         if data:
-            if at > max(start, slave.max_physical_offset) and slave.segments():
-                slave.go_on_with_master_at(at)
-            slave.append_replica(data, at)
+            if at > max(start, slave.max_physical_offset) and slave.reader.segments():
+                slave.replica.go_on_at(at)
+            slave.replica.append(data, at)
         elif deletions and border <= until:
             _, topic, begin_again = deletions[0]
-            slave.delete_topic(topic, begin_again=begin_again)
-            slave.save_deletions()  # these tests have no metadata log that repeats deletions after a crash
+            slave.queue_changes.delete_topic(topic, begin_again=begin_again)
+            # these tests have no metadata log that repeats deletions after a crash
+            slave.queue_changes.save_deletions()
             self._deleted += 1
         else:
             return False
@@ -141,16 +144,17 @@ def log_of(store: MessageStore) -> Iterator[tuple[int, bytes]]:
 
 def told(store: MessageStore) -> dict[str, Any]:
     """Return everything that a store reports about its messages."""
-    queues = [(topic, queue) for topic, ids in store.queues().items() for queue in ids]
-    queues = [one for one in queues if store.min_offset(*one) < store.next_offset(*one)]
+    table = store.queues
+    queues = [(topic, queue) for topic, ids in table.names().items() for queue in ids]
+    queues = [one for one in queues if table.min_offset(*one) < table.next_offset(*one)]
     return {
         "log": list(log_of(store)),
-        "bounds": {one: (store.min_offset(*one), store.max_offset(*one), store.next_offset(*one)) for one in queues},
+        "bounds": {one: (table.min_offset(*one), table.max_offset(*one), table.next_offset(*one)) for one in queues},
         "following": {
-            (topic, queue): store.next_offset(topic, queue) for topic in TOPICS for queue in range(QUEUES)
+            (topic, queue): table.next_offset(topic, queue) for topic in TOPICS for queue in range(QUEUES)
         },
         "entries": {
-            one: [store.entry(*one, offset) for offset in range(store.min_offset(*one), store.max_offset(*one))]
+            one: [store.reader.entry(*one, offset) for offset in range(table.min_offset(*one), table.max_offset(*one))]
             for one in queues
         },
         "keys": {
@@ -160,7 +164,7 @@ def told(store: MessageStore) -> dict[str, Any]:
         },
         "tables": [
             (segment.base, {topic: place for topic, (place, _) in segment.topics.items()})
-            for segment in store.segments()
+            for segment in store.reader.segments()
             if segment.topics
         ],
     }  # fmt: skip
@@ -170,9 +174,9 @@ def assert_same(slave: MessageStore, master: MessageStore) -> None:
     theirs, own = told(master), told(slave)
     for what, value in theirs.items():
         assert own[what] == value, what
-    for mine, its in zip(slave.segments(), master.segments(), strict=False):
+    for mine, its in zip(slave.reader.segments(), master.reader.segments(), strict=False):
         for topic, (place, newest) in mine.topics.items():
-            record = decode_record(slave.record_at(place) or b"")
+            record = decode_record(slave.reader.record_at(place) or b"")
             # A master that rolls for a record counts the time of that record in the file that ends.
             assert record.store_timestamp <= newest <= its.topics[topic][1]
             assert newest <= mine.newest_store_time <= its.newest_store_time

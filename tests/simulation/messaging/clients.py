@@ -117,7 +117,7 @@ def _stored(world: MessagingWorld, sent: SentMessage, answer: RemotingCommand) -
 def _promised_end(world: MessagingWorld) -> int:
     """Return the log position that an answer promises: with SYNC_FLUSH it is on the disk."""
     store = world.server.controller.store
-    return store.flushed_offset if world.config.sync_flush else store.max_physical_offset
+    return store.visibility.flushed if world.config.sync_flush else store.max_physical_offset
 
 
 def recall(world: MessagingWorld) -> None:
@@ -325,7 +325,7 @@ def set_back(world: MessagingWorld) -> None:
     for place, popped in world.model.popped.items():
         if place[:2] == (POPPED, queue):  # From now on the reset may have happened.
             popped.flight.sure, popped.acked = False, False
-    places = {(POPPED, queue, offset) for offset in range(context.store.max_offset(POPPED, queue))}
+    places = {(POPPED, queue, offset) for offset in range(context.store.queues.max_offset(POPPED, queue))}
     world.model.setting_back.append(places)
     world.model.set_backs += 1
     world.client.ask(
@@ -349,7 +349,7 @@ def pull(world: MessagingWorld) -> None:
     store = world.server.controller.store
     if world.server.controller.topics.select(topic) is None:
         return
-    offset = world.random.randrange(store.max_offset(topic, queue) + 1)
+    offset = world.random.randrange(store.queues.max_offset(topic, queue) + 1)
     world.tell(f"pull {topic}/{queue}/{offset}")
 
     def answered(answer: RemotingCommand) -> None:
@@ -389,7 +389,7 @@ def _is_settled(world: MessagingWorld) -> bool:
     controller = world.server.controller
     store = controller.store
     is_out = any(queue.flights for queue in controller.pops.queues.values())
-    return not is_out and store.confirmed_offset == store.max_physical_offset
+    return not is_out and store.visibility.confirmed == store.max_physical_offset
 
 
 # ---- messages that a consumer sends back
@@ -423,7 +423,7 @@ def send_back(world: MessagingWorld) -> None:
 
 def commit_offset(world: MessagingWorld) -> None:
     topic, queue = "orders", world.random.randrange(2)
-    end = world.server.controller.store.max_offset(topic, queue)
+    end = world.server.controller.store.queues.max_offset(topic, queue)
     if world.server.controller.topics.select(topic) is None or not end:
         return
     offset = world.random.randrange(end + 1)

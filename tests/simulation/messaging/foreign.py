@@ -92,7 +92,7 @@ def _put(world: MessagingWorld, topic: str, queue: int, body: bytes, properties:
 def commit_half(world: MessagingWorld) -> None:
     """Commit a half message whose target is an internal topic."""
     for half in world.server.controller.transactions.waiting():
-        raw = world.server.controller.store.record_at(half.physical_offset)
+        raw = world.server.controller.store.reader.record_at(half.physical_offset)
         if raw is None or FOREIGN not in raw.decode("latin-1"):
             continue
         world.client.ask(
@@ -115,8 +115,8 @@ def check_tables(controller: BrokerController) -> None:
     assert FOREIGN not in topics, "a foreign record created a topic"
     assert FOREIGN not in controller.groups.groups, "a foreign record created a group"
     for topic in ("orders", "jobs"):
-        for queue in store.queues_of(topic):
-            assert store.next_offset(topic, queue) < HIGH, "a foreign record raised a queue"
+        for queue in store.queues.names_of(topic):
+            assert store.queues.next_offset(topic, queue) < HIGH, "a foreign record raised a queue"
 
 
 def check(world: MessagingWorld) -> None:
@@ -124,16 +124,16 @@ def check(world: MessagingWorld) -> None:
     check_tables(world.server.controller)
     store = world.server.controller.store
     for topic in EXECUTED:
-        for queue in store.queues_of(topic):
+        for queue in store.queues.names_of(topic):
             found, laid = _foreign_in(world, topic, queue), world.laid.get((topic, queue), 0)
             assert found <= laid, f"{found - laid} messages were delivered into {topic} queue {queue}"
 
 
 def _foreign_in(world: MessagingWorld, topic: str, queue: int) -> int:
     store, count = world.server.controller.store, 0
-    offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
+    offset, end = store.queues.min_offset(topic, queue), store.queues.max_offset(topic, queue)
     while offset < end:
-        got = store.get(topic, queue, offset, 64, 1 << 22)
+        got = store.reader.get(topic, queue, offset, 64, 1 << 22)
         for buffer in got.buffers:
             count += sum(record.prepared_transaction_offset != WRITTEN_BY_NEVE for record in iter_records(buffer))
         assert got.next_offset > offset

@@ -57,7 +57,7 @@ def appeared(world: MessagingWorld, shown: list[VisibleEntry]) -> None:
     for queue, offset, _ in shown:
         if queue.topic not in {*TARGETS, RETRY, AGAIN}:
             continue
-        for buffer in store.get(queue.topic, queue.queue_id, offset, 1, 1 << 20).buffers:
+        for buffer in store.reader.get(queue.topic, queue.queue_id, offset, 1, 1 << 20).buffers:
             for record in iter_records(buffer):
                 sent = world.model.sent[record.body.partition(b":")[0].decode()]
                 if queue.topic == AGAIN:
@@ -121,13 +121,13 @@ def check(world: MessagingWorld, *, at_rest: bool = False) -> None:
     foreign.check(world)
     store = world.server.controller.store
     copies: dict[str, list[Copy]] = {}
-    for topic, queues in store.queues().items():
+    for topic, queues in store.queues.names().items():
         if topic in TARGETS or topic in HOLDS.values() or topic in {RETRY, AGAIN, DEAD}:
             for queue in queues:
                 for record in _records(world, topic, queue):
                     name = record.body.partition(b":")[0].decode("latin-1")
                     copies.setdefault(name, []).append(Copy(topic, queue, record.queue_offset, bytes(record.body)))
-    ends = {(POPPED, queue): store.max_offset(POPPED, queue) for queue in store.queues().get(POPPED, [])}
+    ends = {(POPPED, queue): store.queues.max_offset(POPPED, queue) for queue in store.queues.names().get(POPPED, [])}
     world.model.owed = {place for place in world.model.owed if place[2] < ends.get(place[:2], 0)}
     for told in copies.values() if at_rest else ():
         # One that was popped in a lost answer was redelivered through the retry topic.
@@ -214,7 +214,7 @@ def check_offsets(world: MessagingWorld, *, clean: bool) -> None:
     periods = 2 * world.config.flush_consumer_offset_interval / 1000 + SAVING_S
     for key, told in world.model.offsets.history.items():
         group, topic, queue = key
-        found, end = context.offsets.query(group, topic, queue), context.store.max_offset(topic, queue)
+        found, end = context.offsets.query(group, topic, queue), context.store.queues.max_offset(topic, queue)
         if clean:
             assert found == told[-1][1], f"{key}: committed {told[-1][1]}, after a clean stop it is {found}"
         allowed = {offset for _, offset in told} | {-1}
@@ -239,9 +239,9 @@ def _records(world: MessagingWorld, topic: str, queue: int) -> list[MessageRecor
     """Return all records of a queue."""
     store = world.server.controller.store
     found = []
-    offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
+    offset, end = store.queues.min_offset(topic, queue), store.queues.max_offset(topic, queue)
     while offset < end:
-        result = store.get(topic, queue, offset, 64, 1 << 22)
+        result = store.reader.get(topic, queue, offset, 64, 1 << 22)
         assert result.status == "FOUND", f"{topic}/{queue}/{offset}: {result.status}, the queue ends at {end}"
         for buffer in result.buffers:
             for record in iter_records(buffer):

@@ -203,7 +203,7 @@ def test_drain_waits_for_redelivered_messages_that_are_not_yet_visible() -> None
     pops, store = world.server.controller.pops, world.server.controller.store
     while any(queue.flights for queue in pops.queues.values()):
         world._rest(0.01)
-    assert store.confirmed_offset < store.max_physical_offset, "it came back, and nobody sees it yet"
+    assert store.visibility.confirmed < store.max_physical_offset, "it came back, and nobody sees it yet"
     clients.drain(world)
     assert Counter(place[0] for place in world.model.popped)[RETRY] == out
     promises.check(world, at_rest=True)
@@ -216,7 +216,7 @@ def test_sync_flush_makes_due_messages_visible_before_the_next_interval(what: st
     """Without sends for a minute, each of these messages must get its own sync."""
     world = _under_sync_flush(interval_ms=60_000)
     store, seen = world.server.controller.store, list[str]()
-    store.tell(lambda shown: seen.extend(queue.topic for queue, _, _ in shown))
+    store.visibility.subscribe(lambda shown: seen.extend(queue.topic for queue, _, _ in shown))
     send = {"delayed": clients.send_delayed, "timer": clients.send_timer, "popped": clients.send_plain}[what]
     while not any(sent.topic == POPPED for sent in world.model.sent.values()):
         send(world)

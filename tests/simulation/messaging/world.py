@@ -128,7 +128,7 @@ class MessagingWorld:
         if self.clock.now_ms() < self.clock.highest_ms:
             self.clock.set_wall(self.clock.highest_ms)
             self.calm_since = self.clock.monotonic()
-        if self.server.wants_to_end or self.server.controller.store.failed is not None:
+        if self.server.wants_to_end or self.server.controller.store.end.failure is not None:
             self._stop()
         self._rest(max(clients.LEVELS) / 1000 + clients.LONGEST_TIMER_MS / 1000 + 2)
         clients.end_all_halves(self)
@@ -286,7 +286,7 @@ class MessagingWorld:
     def _after_death(self, how: str) -> None:
         """Handle the end of a process that died by itself or is killed here."""
         disk = self.server.disk
-        self.flushed = self.server.controller.store.flushed_offset
+        self.flushed = self.server.controller.store.visibility.flushed
         self.server.die()
         self.model.process_ended()
         if how == "power cut" or disk.lost_pages:
@@ -308,11 +308,11 @@ class MessagingWorld:
         left = self.server.controller.left_behind
         assert self.slow or self.slow_syncs or not left, f"the stop left behind {left}"
         assert left or not self.platter._locks, f"the stop did not give back {self.platter._locks}"
-        clean = store.failed is None and not self.faults.shares
-        if store.failed is not None:
+        clean = store.end.failure is None and not self.faults.shares
+        if store.end.failure is not None:
             self._after_death("kill")
             return
-        self.flushed = store.flushed_offset
+        self.flushed = store.visibility.flushed
         self.server.die()
         self.model.process_ended()
         if clean and self.random.random() < 0.5:
@@ -350,7 +350,7 @@ class MessagingWorld:
         self.server, self.saved = server, False
         self.faults.met.clear()
         self.tasks = _names(server.controller)
-        server.controller.store.tell(lambda shown: promises.appeared(self, shown))
+        server.controller.store.visibility.subscribe(lambda shown: promises.appeared(self, shown))
         self.client = SimulatedClient(loop, PORT, functools.partial(clients.asked, self))
         clients.greet(self)
         self.tell(f"started, the log ends at {server.controller.store.max_physical_offset}")

@@ -279,7 +279,7 @@ class YearWorld:
             if life == self._lives[topic]
             and stored + self._ttl_ms[topic] > now
             and not isinstance(catalog.find(topic, queue, offset), Location)
-            and not store.min_offset(topic, queue) <= offset < store.max_offset(topic, queue)
+            and not store.queues.min_offset(topic, queue) <= offset < store.queues.max_offset(topic, queue)
         ]
 
     def orphans(self) -> list[str]:

@@ -109,7 +109,7 @@ class ArchiveMember:
     # ---- the role that its archive asks for
 
     def archivable(self, synced: int) -> int:
-        others = [one.store.flushed_offset for one in self.set.in_sync if one is not self]
+        others = [one.store.visibility.flushed for one in self.set.in_sync if one is not self]
         return min([synced, *others])
 
     def appended(self) -> None:
@@ -125,7 +125,7 @@ class ArchiveMember:
         return self.store.max_physical_offset
 
     def flush(self) -> None:
-        self.store.after_flush(self.store.flush())
+        self.store.after_flush(self.store.visibility.flush())
 
     def put(self, count: int = 1, *, topic: str = TOPIC, queue: int = 0) -> None:
         for number in range(count):
@@ -138,17 +138,17 @@ class ArchiveMember:
 
     def damage(self, topic: str = TOPIC, *, index: int = -1) -> None:
         """Flip one bit of a record's body on the disk."""
-        physical = self.store.entries(topic, 0, 1 << 62)[0].physical.tolist()[index] + 100
-        ((path, base, _),) = self.store.files(physical, physical + 1)
+        physical = self.store.reader.entries(topic, 0, 1 << 62)[0].physical.tolist()[index] + 100
+        ((path, base, _),) = self.store.reader.files(physical, physical + 1)
         (byte,) = self.disk.read_at(Path(path), physical - base, 1)
         self.disk.writer(Path(path)).write(bytes([byte ^ 4]), physical - base)
 
     def rows(self, topic: str = TOPIC) -> list[Row]:
         """Return the rows of a topic in this log, queue by queue."""
         found: list[Row] = []
-        for queue, run in sorted(self.store.entries(topic, 0, 1 << 62).items()):
+        for queue, run in sorted(self.store.reader.entries(topic, 0, 1 << 62).items()):
             for index, physical in enumerate(run.physical.tolist()):
-                record = self.store.record_at(physical)
+                record = self.store.reader.record_at(physical)
                 assert record is not None
                 found.append((queue, run.first_offset + index, record))
         return found
@@ -167,9 +167,13 @@ class ArchiveMember:
         """Return the bodies that a reader of this member gets: from the log where possible, else from the archive."""
         found: list[bytes] = []
         offset = first
-        end = max(self.store.max_offset(topic, queue), self.archive.journal.catalog.max_offset(topic, queue) or 0)
+        end = max(
+            self.store.queues.max_offset(topic, queue), self.archive.journal.catalog.max_offset(topic, queue) or 0
+        )
         while offset < end:
-            hot = self.store.get(topic, queue, offset, 1, 1 << 20) if self._is_hot(topic, queue, offset) else None
+            hot = (
+                self.store.reader.get(topic, queue, offset, 1, 1 << 20) if self._is_hot(topic, queue, offset) else None
+            )
             result = hot or read_cold(self.archive.reader, ReadRequest("", topic, queue, offset, 1, 1 << 20))
             wire = b"".join(map(bytes, result.buffers))
             found += [bytes(record.body) for record in iter_records(wire)]
@@ -177,7 +181,7 @@ class ArchiveMember:
         return found
 
     def _is_hot(self, topic: str, queue: int, offset: int) -> bool:
-        return self.store.min_offset(topic, queue) <= offset < self.store.max_offset(topic, queue)
+        return self.store.queues.min_offset(topic, queue) <= offset < self.store.queues.max_offset(topic, queue)
 
 
 def _raise(error: BaseException) -> None:
@@ -206,7 +210,7 @@ class ArchiveMembers:
             self.in_sync = [member]
         member.flush()
         member.archive.lead(self.master_epoch)
-        member.store.confirm(member.end)
+        member.store.visibility.confirm(member.end)
         if not in_sync:
             assert drive(member.archive.settle())
         drive(member.archive.go_on())
@@ -221,12 +225,12 @@ class ArchiveMembers:
         """Copy the part of a member's log that the other one lacks."""
         other = self.b if member is self.a else self.a
         while True:
-            at, data = member.store.log_bytes(other.store.replica_offset, member.end, 4096)
+            at, data = member.store.log_bytes(other.store.replica.next_offset, member.end, 4096)
             if not data:
                 break
-            if at != other.store.replica_offset:
-                other.store.go_on_with_master_at(at)
-            other.store.append_replica(bytes(data), at)
+            if at != other.store.replica.next_offset:
+                other.store.replica.go_on_at(at)
+            other.store.replica.append(bytes(data), at)
         if not into_memory:
             other.flush()
 
@@ -234,7 +238,7 @@ class ArchiveMembers:
         """Copy a member's log to the other and confirm it on both, unless the other believes to be the master."""
         other = self.b if member is self.a else self.a
         self.in_sync = [member]
-        if other.store.is_following:
+        if other.store.end.is_following:
             self.send(member)
             if self.name_is_told:
                 other.log_name = member.archive.log_uuid
@@ -242,7 +246,7 @@ class ArchiveMembers:
             self.in_sync = [self.a, self.b]
         end = min(one.end for one in self.in_sync)
         for one in self.in_sync:
-            one.store.confirm(end)
+            one.store.visibility.confirm(end)
 
     # ---- the bucket
 

@@ -14,7 +14,7 @@ TOPIC = "orders"
 
 
 def bodies(member: BrokerMember, topic: str = TOPIC) -> list[bytes]:
-    got = member.broker.store.get(topic, 0, 0, 1000, 1 << 20)
+    got = member.broker.store.reader.get(topic, 0, 0, 1000, 1 << 20)
     return [bytes(record.body) for buffer in got.buffers for record in iter_records(buffer)]
 
 

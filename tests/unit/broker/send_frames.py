@@ -118,7 +118,7 @@ class SendTarget:
 
     def stored_from(self, start: int) -> list[MessageRecord]:
         found = []
-        while (raw := self.store.record_at(start)) is not None:
+        while (raw := self.store.reader.record_at(start)) is not None:
             found.append(decode_record(raw))
             start += found[-1].size
         return found

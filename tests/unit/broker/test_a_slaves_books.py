@@ -26,7 +26,7 @@ DAYS_MS = 100 * 3_600_000  # longer than the timeout of a transaction check
 
 
 def bodies(broker: BrokerController, topic: str) -> list[bytes]:
-    got = broker.store.get(topic, 0, 0, 100, 1 << 20)
+    got = broker.store.reader.get(topic, 0, 0, 100, 1 << 20)
     return sorted(record.body for buffer in got.buffers for record in iter_records(buffer))
 
 
@@ -49,7 +49,7 @@ async def test_due_messages_are_delivered_by_a_master_and_never_by_a_slave(
         await send(connection, "orders", b"delayed", "DELAY\x011\x02")
         await send(connection, "orders", b"timer", "TIMER_DELAY_MS\x015000\x02")
         await send(connection, "orders", b"half", HALF)
-        store.roll()
+        store.end.roll()
         await broker.flusher.flush_now()
         store.follow()
         clock.advance(DAYS_MS)
@@ -77,10 +77,10 @@ async def test_slave_does_not_write_a_transaction_mark_that_a_crash_lost(tmp_pat
         broker.store.follow()
         broker.transactions.load()
         assert len(broker.transactions) == 0
-        assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 0
+        assert broker.store.queues.max_offset(OP_HALF_TOPIC, 0) == 0
         broker.store.lead()
         await send(connection, "orders", b"next")
-        assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 0
+        assert broker.store.queues.max_offset(OP_HALF_TOPIC, 0) == 0
 
 
 async def test_pops_whose_records_are_truncated_are_delivered_again(tmp_path: Path) -> None:

@@ -555,7 +555,7 @@ async def _unconfirmed(world: MasterOfFakes) -> int:
     world.slaves.hold()
     world.clock.advance(1000)
     sent = await send(world.connection, "t", b"unseen", "KEYS\x01K\x02WAIT\x01false\x02")
-    assert world.broker.store.next_offset("t", 0) == 2
+    assert world.broker.store.queues.next_offset("t", 0) == 2
     return int(sent.ext["msgId"][16:], 16)
 
 
@@ -659,7 +659,7 @@ def test_due_messages_are_delivered_once_the_set_accepts_appends_again(tmp_path:
         assert broker.store.max_physical_offset == end
         world.slaves.has_enough = True
         world.clock.advance(20_000)
-        while broker.store.max_offset("t", 0) < 3 or not broker.revive.revived:
+        while broker.store.queues.max_offset("t", 0) < 3 or not broker.revive.revived:
             await asyncio.sleep(0)
             broker.schedule.deliver_due()
             broker.timers.deliver_due()
@@ -682,7 +682,7 @@ def test_pending_message_is_delivered_only_after_the_set_has_confirmed_it(tmp_pa
         world.clock.advance(100_000)
         assert (world.broker.schedule.deliver_due(), world.broker.timers.deliver_due()) == (0, 0)
         world.slaves.let_go()
-        while world.broker.store.max_offset("t", 0) < 3:
+        while world.broker.store.queues.max_offset("t", 0) < 3:
             await asyncio.sleep(0)
             world.broker.schedule.deliver_due()
             world.broker.timers.deliver_due()
@@ -707,7 +707,7 @@ def test_answer_at_the_end_of_a_sealed_segment_wakes_the_replication(tmp_path: P
     async def work(world: MasterOfFakes) -> None:
         place = _place(await _popped(world))
         assert (await ask(world.connection, Code.ACK_MESSAGE, **place)).code == ResponseCode.SUCCESS
-        world.broker.store.roll()
+        world.broker.store.end.roll()
         assert world.slaves.confirm < world.broker.store.max_physical_offset
         answer = await ask(world.connection, Code.ACK_MESSAGE, **place)  # a repeated ack: there is nothing to append
         assert answer.code == ResponseCode.SUCCESS

@@ -50,7 +50,7 @@ def go_on(both: ArchiveMembers, member: ArchiveMember) -> None:
 
 def check_whole(both: ArchiveMembers, member: ArchiveMember) -> None:
     assert [both.check_tiles(TOPIC, 0), both.check_tiles(TOPIC, 1), both.check_tiles("other", 0)] == [
-        (member.store.max_offset(TOPIC, 0), []),
+        (member.store.queues.max_offset(TOPIC, 0), []),
         (9, []),
         (5, []),
     ]
@@ -144,7 +144,7 @@ def test_hot_traffic_and_later_the_archive_continue_after_a_store_outage() -> No
     both.elect(both.b)
     both.b.put(4)
     both.replicate(both.b)
-    assert both.b.store.max_offset(TOPIC, 0) == 13
+    assert both.b.store.queues.max_offset(TOPIC, 0) == 13
     both.bucket.heal()
     both.b.offload()
     check_whole(both, both.b)
@@ -161,7 +161,7 @@ def test_archives_log_name_is_proven_by_common_records_and_kept() -> None:
     both.b.store.shutdown()
     both.b.live()
     assert both.b.archive.journal.log_uuid == both.a.store.log_uuid
-    both.b.store.confirm(both.b.end)
+    both.b.store.visibility.confirm(both.b.end)
     assert both.b.evict() != []
 
 
@@ -184,7 +184,7 @@ def test_member_of_another_set_with_the_same_name_is_refused() -> None:
     with pytest.raises(ArchiveRefused):
         staging.b.evict()
     assert both.bucket.objects == before
-    assert len(staging.a.store.segments()) == len(staging.b.store.segments()) > 1
+    assert len(staging.a.store.reader.segments()) == len(staging.b.store.reader.segments()) > 1
 
 
 @pytest.mark.parametrize("of_the_archives", [True, False])
@@ -246,7 +246,7 @@ def test_elected_member_that_lacks_archived_messages_writes_nothing() -> None:
     both = filled()
     both.in_sync = [both.a]
     both.a.put(6)
-    both.a.store.confirm(both.a.end)
+    both.a.store.visibility.confirm(both.a.end)
     both.a.offload()
     both.elect(both.b)
     both.b.put(3)
@@ -266,7 +266,7 @@ def lacking(*, until: str = "", parquet: bool = False) -> ArchiveMembers:
     both.replicate(both.a)
     both.in_sync = [both.a]
     both.a.put(6)
-    both.a.store.confirm(both.a.end)
+    both.a.store.visibility.confirm(both.a.end)
     if until:
         with failpoint.armed(until), pytest.raises(FailpointError):
             both.a.offload()
@@ -282,8 +282,8 @@ def test_log_resumes_above_the_archive_after_an_unclean_election() -> None:
     both.elect(both.b, in_sync=False)
     assert both.b.end >= reaches
     both.b.put(2)
-    both.b.store.confirm(both.b.end)
-    assert [both.b.store.next_offset(TOPIC, 0), both.b.store.min_offset(TOPIC, 0)] == [17, 15]
+    both.b.store.visibility.confirm(both.b.end)
+    assert [both.b.store.queues.next_offset(TOPIC, 0), both.b.store.queues.min_offset(TOPIC, 0)] == [17, 15]
     assert len(both.b.bodies()) == 17, "9 of both, 6 that the archive alone has, 2 of B"
     both.b.offload()
     assert (both.check_tiles(), both.check_tiles(queue=1)) == ((17, []), (9, []))
@@ -309,7 +309,7 @@ def test_member_that_resumed_above_a_partly_replicated_object_is_reelected() -> 
     both.a.put(3)
     both.send(both.a)
     both.a.put(3)
-    both.a.store.confirm(both.a.end)
+    both.a.store.visibility.confirm(both.a.end)
     both.a.offload()
     both.elect(both.b, in_sync=False)
     for _ in range(2):  # it may die before it has archived a message of its own
@@ -326,7 +326,7 @@ def test_open_intent_without_a_surviving_copy_is_recorded_as_a_gap(until: str) -
     before = len(both.entries())
     both.elect(both.b, in_sync=False)
     both.b.put(2)
-    both.b.store.confirm(both.b.end)
+    both.b.store.visibility.confirm(both.b.end)
     both.b.offload()
     told = [entry for entry in both.entries()[before:] if isinstance(entry, Gap | Abort | Commit)]
     assert [type(entry) for entry in told[:2]] == [Gap, Abort]
@@ -340,7 +340,7 @@ def test_nothing_is_appended_before_the_end_of_the_journal_is_read(monkeypatch: 
 
     async def wait(seconds: float) -> None:
         waits.append(seconds)
-        assert both.b.store.is_following
+        assert both.b.store.end.is_following
         if len(waits) == 3:
             both.bucket.heal()
 
@@ -349,7 +349,7 @@ def test_nothing_is_appended_before_the_end_of_the_journal_is_read(monkeypatch: 
     both.elect(both.b, in_sync=False)
     assert len(waits) == 3
     both.b.put(1)
-    assert both.b.store.next_offset(TOPIC, 0) == 16
+    assert both.b.store.queues.next_offset(TOPIC, 0) == 16
 
 
 @pytest.mark.parametrize("fault", [OSError("no such device"), TimeoutError(), RuntimeError("the log is not writable")])
@@ -376,7 +376,7 @@ def test_elected_master_retries_any_failure_until_it_leads(
     assert waits[0] < waits[1] < waits[-1] == waits[-2], "less and less often"
     assert sum("until the archive is settled" in each.message for each in caplog.records) == 1
     both.b.put(1)
-    assert both.b.store.next_offset(TOPIC, 0) == 16
+    assert both.b.store.queues.next_offset(TOPIC, 0) == 16
 
 
 def test_unfinished_object_is_reported_once_and_retried_with_backoff(
@@ -425,7 +425,7 @@ def test_member_stopped_before_it_archived_its_tail_does_not_resume_above(monkey
     both.master_epoch += 1
     both.in_sync = [both.b]
     both.b.archive.lead(both.master_epoch)
-    both.b.store.confirm(both.b.end)
+    both.b.store.visibility.confirm(both.b.end)
     both.b.archive._attachment.happens(Event.STOP)
     both.b.archive.lifecycle.stop()
     with pytest.raises(Stopped):
@@ -445,7 +445,7 @@ def test_unarchived_messages_are_archived_before_the_log_resumes_above() -> None
     both = filled()
     both.in_sync = [both.a]
     both.a.put(6)
-    both.a.store.confirm(both.a.end)
+    both.a.store.visibility.confirm(both.a.end)
     with failpoint.armed("offload.after_intent", nth=2), pytest.raises(FailpointError):
         both.a.offload()
     kept = {topic: set(both.b.rows(topic)) for topic in (TOPIC, "other")}
@@ -471,7 +471,7 @@ def test_round_waits_until_the_set_has_the_masters_log_of_its_promotion(
     both.master_epoch += 1
     both.b.archive.lead(both.master_epoch)
     both.in_sync = [both.b, Elsewhere(0)]  # type: ignore[list-item]
-    both.b.store.confirm(both.b.end)
+    both.b.store.visibility.confirm(both.b.end)
     assert drive(both.b.archive.settle())
     assert len(waits) == 1
     assert any(isinstance(entry, Gap) for entry in both.entries())
@@ -491,7 +491,7 @@ def test_member_deposed_while_it_waits_stops_waiting() -> None:
     both.b.archive.lead(both.master_epoch)
     both.b.archive.follow()
     assert not drive(both.b.archive.settle())
-    assert both.b.store.is_following
+    assert both.b.store.end.is_following
 
 
 # ---- slaves
@@ -503,7 +503,7 @@ def test_slave_evicts_by_its_masters_journal_and_reads_the_archive() -> None:
     both.replicate(both.a)
     bodies = both.b.bodies()
     assert both.b.evict() != []
-    assert both.b.store.min_offset(TOPIC, 0) > 0
+    assert both.b.store.queues.min_offset(TOPIC, 0) > 0
     assert both.b.bodies() == bodies
     assert [body[: len(BODY)] for body in bodies] == [BODY] * 9
 
@@ -514,7 +514,7 @@ def test_segment_whose_end_is_not_replicated_is_not_evicted() -> None:
     both.a.offload(roll=False)
     has = both.b.end
     both.a.offload()
-    (*_, last, _) = both.a.store.segments()
+    (*_, last, _) = both.a.store.reader.segments()
     assert last.base < has < last.end and last.sealed
     assert last.base not in both.a.evict()
     assert both.a.archive.eviction_frontier <= last.base
@@ -536,19 +536,19 @@ def test_slave_keeps_pinned_and_unarchived_segments() -> None:
     both.a.put(40)
     both.replicate(both.a)
     assert both.b.evict() != []
-    assert both.b.store.min_offset(TOPIC, 0) == both.catalog.max_offset(TOPIC, 0) == 9
-    assert both.b.store.max_offset(TOPIC, 0) == 49
+    assert both.b.store.queues.min_offset(TOPIC, 0) == both.catalog.max_offset(TOPIC, 0) == 9
+    assert both.b.store.queues.max_offset(TOPIC, 0) == 49
     assert both.b.evict() == [], "what is left is in no archive"
 
 
 def test_round_excludes_messages_that_an_in_sync_member_has_not_fsynced() -> None:
     both = filled()
     both.a.offload()
-    end = both.b.store.flushed_offset
+    end = both.b.store.visibility.flushed
     both.a.put(4)
     both.send(both.a, into_memory=True)
     assert both.b.end == both.a.end
-    both.a.store.confirm(both.a.end)
+    both.a.store.visibility.confirm(both.a.end)
     both.a.offload(roll=False)
     assert max(name.end for name in both.catalog.objects()) <= end
     intents = [entry for entry in both.entries() if isinstance(entry, Intent)]
@@ -616,7 +616,7 @@ def test_slave_serves_objects_that_its_master_compacted() -> None:
     both.replicate(both.a)
     slave = both.b
     assert slave.evict() != []
-    assert slave.store.min_offset(TOPIC, 0) == len(bodies)
+    assert slave.store.queues.min_offset(TOPIC, 0) == len(bodies)
     half = len(bodies) // 2
     assert both.a.archive.lifecycle.compact.now(TOPIC) == 1
     assert slave.bodies(first=half) == bodies[half:], "it has not heard of it, and the old ones are there"
@@ -695,7 +695,7 @@ def test_archive_with_erased_messages_still_matches_its_logs(keys: str, is_known
     assert (end, sum(last - first + 1 for first, last in gaps)) == (len(keys) + 2, keys.count("m"))
     assert [at for _, at, _ in both.archived()] == [*left, len(keys), len(keys) + 1]
     assert both.b.archive.lifecycle.erase.now(EraseRequest(TOPIC, "m"))["rows"] == 1
-    assert sum(len(run.sizes) for run in both.b.store.entries(TOPIC, 0, 1 << 62).values()) == len(keys) + 2, (
+    assert sum(len(run.sizes) for run in both.b.store.reader.entries(TOPIC, 0, 1 << 62).values()) == len(keys) + 2, (
         "its log has it"
     )
     assert len(both.b.bodies()) == len(left) + 1
@@ -718,8 +718,8 @@ def erased_from_a_set() -> tuple[ArchiveMembers, list[int]]:
 def offsets_of(member: ArchiveMember) -> list[int]:
     """Return the offsets that a reader of the member's hot log gets."""
     found, offset = list[int](), 0
-    while offset < member.store.max_offset(TOPIC, 0):
-        got = member.store.get(TOPIC, 0, offset, 32, 1 << 20)
+    while offset < member.store.queues.max_offset(TOPIC, 0):
+        got = member.store.reader.get(TOPIC, 0, offset, 32, 1 << 20)
         found += [record.queue_offset for buffer in got.buffers for record in iter_records(buffer)]
         offset = got.next_offset
     return found
@@ -728,11 +728,13 @@ def offsets_of(member: ArchiveMember) -> list[int]:
 def test_slave_hides_erased_messages_once_it_has_read_the_erasure() -> None:
     both, left = erased_from_a_set()
     assert offsets_of(both.a) == left
-    places = both.b.store.entries(TOPIC, 0, 1 << 62)[0].physical.tolist()
+    places = both.b.store.reader.entries(TOPIC, 0, 1 << 62)[0].physical.tolist()
     both.b.archive.lifecycle.evict.run()
     both.b.archive.lifecycle.hot_erasure.run()
     assert offsets_of(both.b) == left
-    assert [both.b.store.record_at(place) is not None for place in places] == [at in left for at in range(len(places))]
+    assert [both.b.store.reader.record_at(place) is not None for place in places] == [
+        at in left for at in range(len(places))
+    ]
     assert both.a.store.log_bytes(0, both.a.end, both.a.end)[1] == both.b.store.log_bytes(0, both.b.end, both.b.end)[1]
 
 
@@ -746,7 +748,7 @@ def test_restarted_member_hides_erased_messages_before_it_asks_the_store(has_rea
     both.b.store.abandon()
     both.bucket.down = True
     both.b.live()
-    both.b.store.confirm(both.b.end)
+    both.b.store.visibility.confirm(both.b.end)
     assert offsets_of(both.b) == left
 
 

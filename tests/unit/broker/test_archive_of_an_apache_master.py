@@ -129,10 +129,10 @@ async def is_served(connection: Connection, start: int, end: int, source: Broker
     """Check that the slave serves the master's messages byte by byte."""
     for offset in range(start, end):
         (record,) = iter_records(body := await pulled(connection, offset))
-        entry = source.store.entry("t", 0, offset)
+        entry = source.store.reader.entry("t", 0, offset)
         assert entry is not None
         assert record.physical_offset == entry[0]
-        assert body == b"".join(source.store.get("t", 0, offset, 1, 1 << 20).buffers)
+        assert body == b"".join(source.store.reader.get("t", 0, offset, 1, 1 << 20).buffers)
 
 
 def test_full_files_are_archived_evicted_and_served_byte_by_byte(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_topic_recreated_before_it_was_archived_allows_a_promotion(tmp_path: Pat
             await fill(theirs, IN_A_FILE, b"anew")
             async with archiving(tmp_path, front) as (slave, _):
                 await caught_up(slave, front)
-                assert slave.store.gone_below("t") > 0, "it began again here, too"
+                assert slave.store.queues.gone_below("t") > 0, "it began again here, too"
                 assert await looked(slave) == FILE_SIZE
                 await offload(slave)
                 assert archived(slave) == IN_A_FILE - 2
@@ -416,11 +416,11 @@ def test_ttl_expires_only_archivable_messages(tmp_path: Path, monkeypatch: pytes
                 later = slave.clock.now_ms() + 2 * 3_600_000
                 monkeypatch.setattr(SafeClock, "now_ms", lambda _self, _store=None: later)
                 await asyncio.to_thread(expire.run)
-                assert (catalog.recorded_minimum("t", 0), slave.store.min_offset("t", 0)) == (0, 0)
+                assert (catalog.recorded_minimum("t", 0), slave.store.queues.min_offset("t", 0)) == (0, 0)
                 assert await looked(slave) == FILE_SIZE
                 await offload(slave)
                 await asyncio.to_thread(expire.run)
-                assert catalog.recorded_minimum("t", 0) == slave.store.min_offset("t", 0) == IN_A_FILE
+                assert catalog.recorded_minimum("t", 0) == slave.store.queues.min_offset("t", 0) == IN_A_FILE
                 assert not catalog.objects("t")
                 await is_served(connection, IN_A_FILE, IN_A_FILE + 5, source)
 

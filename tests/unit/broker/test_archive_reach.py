@@ -49,8 +49,8 @@ def store() -> Iterator[MessageStore]:
 
 
 def synced(store: MessageStore) -> int:
-    store.after_flush(store.flush())
-    return store.flushed_offset
+    store.after_flush(store.visibility.flush())
+    return store.visibility.flushed
 
 
 def test_archivable_limit_of_a_standalone_broker_is_its_flushed_offset(store: MessageStore) -> None:
@@ -62,12 +62,14 @@ def test_archivable_limit_of_a_standalone_broker_is_its_flushed_offset(store: Me
 def test_archivable_limit_is_the_end_of_whole_fsynced_confirmed_records(store: MessageStore) -> None:
     members, ends = OtherMembers(), put(store, 5)
     limit = ArchivableLimit(store, members)
-    store.confirm(ends[3])
+    store.visibility.confirm(ends[3])
     members.synced = ends[4]
     assert limit.within(synced(store)) == ends[3], "what is not confirmed is not seen by the round"
     members.synced = ends[1] + 7
     assert limit.within(synced(store)) == ends[1], "it would take the record whose tail only this disk has"
-    assert store.entries("t", 0, ends[1])[0].first_offset + len(store.entries("t", 0, ends[1])[0].sizes) == 2
+    assert (
+        store.reader.entries("t", 0, ends[1])[0].first_offset + len(store.reader.entries("t", 0, ends[1])[0].sizes) == 2
+    )
     members.synced = -1
     assert limit.within(synced(store)) == 0
 
@@ -77,9 +79,9 @@ def test_new_master_archives_nothing_until_the_set_has_its_promotion_log(store: 
     limit = ArchivableLimit(store, members)
     limit.lead()
     members.synced = ends[2]
-    store.confirm(ends[1])
+    store.visibility.confirm(ends[1])
     assert (limit.within(synced(store)), limit.is_settled(synced(store))) == (0, False)
-    store.confirm(ends[2])
+    store.visibility.confirm(ends[2])
     members.synced = ends[1]
     assert (limit.within(synced(store)), limit.is_settled(synced(store))) == (0, False)
     members.synced = ends[2]

@@ -14,7 +14,7 @@ from broker.long_polling.pull_request_hold import MAX_HELD_SIZE
 from broker.reading.backlog_turns import TURN_S, BacklogTurns
 from broker.reading.tiered_store import PendingRead
 from broker.requests.pull_checks import SUBSCRIPTION
-from broker.store.message_store import GetResult
+from broker.store.reading import GetResult
 from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode, ResponseCode

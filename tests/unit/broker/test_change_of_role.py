@@ -75,7 +75,7 @@ async def test_messages_are_on_all_members_and_a_replaced_master_follows(tmp_pat
         await until(lambda: {slave.role for slave in slaves} == {Role.SLAVE_IN_SYNC}, "they hear that they are")
         await hand_to(brokers, slaves[0])
         await until(lambda: former.state is State.SLAVE, "the former master follows")
-        assert former.broker.store.is_following
+        assert former.broker.store.end.is_following
         await put(slaves[0], b"3")
         for member in brokers.members:
             await shows(member, b"1", b"2", b"3")
@@ -127,7 +127,7 @@ async def test_deleted_topics_queues_stay_until_the_deletion_is_confirmed(tmp_pa
         connection = await former.connect()
         answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
         assert answer.code != ResponseCode.SUCCESS, "nobody else has heard of it"
-        assert former.broker.store.queues_of(TOPIC) == [0]
+        assert former.broker.store.queues.names_of(TOPIC) == [0]
         connection.close()
         await former.stop()
         for slave in slaves:
@@ -156,7 +156,7 @@ async def archived(brokers: Set) -> None:
     await brokers.slaves()
     store = master.broker.store
     # once all members have fsynced it
-    await offloading(master.broker, lambda: store.min_offset(TOPIC, 0) == store.max_offset(TOPIC, 0))
+    await offloading(master.broker, lambda: store.queues.min_offset(TOPIC, 0) == store.queues.max_offset(TOPIC, 0))
 
 
 async def test_archive_gets_a_deletion_only_once_the_set_has_confirmed_it(
@@ -200,7 +200,7 @@ async def test_confirmed_deletion_is_in_the_archive_before_it_is_answered(
         connection = await master.connect()
         assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SUCCESS
         connection.close()
-        assert master.broker.store.queues_of(TOPIC) == []
+        assert master.broker.store.queues.names_of(TOPIC) == []
         assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 2
 
 
@@ -213,7 +213,7 @@ async def test_segment_end_that_a_job_appends_is_replicated(tmp_path: Path) -> N
         await put(master, b"1")
         await offloading(master.broker, lambda: master.end % (1 << 20) == 0)
         await until(lambda: slave.end == master.end, "it has the end, too")
-        await until(lambda: master.broker.store.confirmed_offset == master.end, "it is confirmed")
+        await until(lambda: master.broker.store.visibility.confirmed == master.end, "it is confirmed")
 
 
 async def test_slave_keeps_the_archives_log_name_across_a_restart(
@@ -295,7 +295,7 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
         await until(lambda: brokers.in_sync(former) == 1, "it goes on alone")
         await put(former, b"3", b"4", b"5")
         store = former.broker.store
-        await offloading(former.broker, lambda: store.min_offset(TOPIC, 0) == 5)
+        await offloading(former.broker, lambda: store.queues.min_offset(TOPIC, 0) == 5)
         await former.stop()
         away.set()
         for slave in (lacking, heir):
@@ -308,8 +308,8 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
             await until(lambda: lacking.leads, "it leads once the store is back")
             reign = lacking.replicas.term.leads_in
             await until(lambda: on_disk(heir).settled_in == reign, "its slave is told")
-            assert heir.broker.store.next_offset(TOPIC, 0) == 5, "that raises what it raised"
-            assert heir.broker.store.min_offset(TOPIC, 0) == 5, "and reads from the archive what lies below"
+            assert heir.broker.store.queues.next_offset(TOPIC, 0) == 5, "that raises what it raised"
+            assert heir.broker.store.queues.min_offset(TOPIC, 0) == 5, "and reads from the archive what lies below"
             away.set()  # the next one does not need it
             await heir.stop()
             await heir.start()
@@ -324,7 +324,7 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
             assert not heir.leads
             away.clear()
         await put(heir, b"6")
-        assert (heir.broker.store.min_offset(TOPIC, 0), heir.broker.store.max_offset(TOPIC, 0)) == (5, 6)
+        assert (heir.broker.store.queues.min_offset(TOPIC, 0), heir.broker.store.queues.max_offset(TOPIC, 0)) == (5, 6)
 
 
 async def refuse(target: int | None = None) -> int:
@@ -363,9 +363,9 @@ async def test_confirmed_deletion_drops_the_queues_on_all_members(tmp_path: Path
         assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SUCCESS
         connection.close()
         stores = [member.broker.store for member in brokers.members]
-        await until(lambda: not any(store.queues_of(TOPIC) for store in stores), "they are gone")
+        await until(lambda: not any(store.queues.names_of(TOPIC) for store in stores), "they are gone")
         await put(master, b"again")
-        assert master.broker.store.max_offset(TOPIC, 0) == 2, "no offset is given twice"
+        assert master.broker.store.queues.max_offset(TOPIC, 0) == 2, "no offset is given twice"
 
 
 async def test_switchover_is_immediate_and_a_stopping_master_makes_one(

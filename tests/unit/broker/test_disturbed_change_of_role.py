@@ -101,7 +101,7 @@ def test_async_masters_truncated_changes_are_in_none_of_its_tables(
             monkeypatch.setattr(SlaveSynchronize, "poll", never)
             with monkeypatch.context() as patch:  # its slaves get nothing more of it
                 patch.setattr(store, "log_bytes", lambda start, *_, **__: (start, memoryview(b"")))
-                patch.setattr(store, "described_append", lambda _: None)
+                patch.setattr(store.described, "at", lambda _: None)
                 for name in ("alone-1", "alone-2", "alone-3"):
                     former.broker.topics.create_plain(name, 1)
                 await put(former, b"alone")
@@ -115,7 +115,7 @@ def test_async_masters_truncated_changes_are_in_none_of_its_tables(
             for member in (former, heir):
                 names = {name for name in member.broker.topics.topics if name.startswith(("alone", "of "))}
                 assert names == {"of the set"}
-            assert former.broker.journal.position == store.max_offset(METADATA_LOG, CHANGES)
+            assert former.broker.journal.position == store.queues.max_offset(METADATA_LOG, CHANGES)
             first, *behind_the_cut = reloads
             assert first >= end > behind_the_cut[0]
             assert behind_the_cut == [behind_the_cut[0]] * (1 + failures)
@@ -182,7 +182,7 @@ async def test_member_deposed_before_it_could_lead_follows_with_the_sets_tables(
         next_master = next(one for one in (former, other) if one.replicas.member.broker_id in in_sync)
         await hand_to(brokers, next_master)
         await until(lambda: heir.state is State.SLAVE and heir.role is Role.SLAVE_IN_SYNC, "it follows")
-        assert heir.broker.store.is_following
+        assert heir.broker.store.end.is_following
         await put(next_master, b"2")
         await shows(heir, b"1", b"2")
         heir.broker.topics.file.touch()
@@ -202,7 +202,7 @@ async def test_log_that_cannot_be_marked_as_following_refuses_appends(
         end = former.end
         await hand_to(brokers, heir)
         assert former.end == end
-        assert store.failed is not None
+        assert store.end.failure is not None
 
 
 async def test_second_switchover_during_one_is_refused(tmp_path: Path) -> None:
@@ -294,14 +294,14 @@ async def test_promotion_does_not_wait_for_a_checkpoint(tmp_path: Path, monkeypa
         store = heir.broker.store
         await put(await brokers.master(), b"1")
         await shows(heir, b"1")
-        write_due = store._checkpointer.write_due
+        write_due = store.checkpoints.write_due
 
         def slow() -> None:
             begun.set()
             assert may_end.wait(60)
             write_due()
 
-        monkeypatch.setattr(store._checkpointer, "write_due", slow)
+        monkeypatch.setattr(store.checkpoints, "write_due", slow)
         store.want_checkpoint(store.max_physical_offset)
         try:
             await until(begun.is_set, "a checkpoint is written")
@@ -325,7 +325,7 @@ async def with_a_diverged_tail(
             await shows(slave, b"1")
         with monkeypatch.context() as patch:  # no slave copies the next message
             patch.setattr(former.broker.store, "log_bytes", lambda start, *_, **__: (start, memoryview(b"")))
-            patch.setattr(former.broker.store, "described_append", lambda _: None)
+            patch.setattr(former.broker.store.described, "at", lambda _: None)
             await put(former, b"alone")
             prepare(former)
             await hand_to(brokers, heir)

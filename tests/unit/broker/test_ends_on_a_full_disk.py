@@ -56,7 +56,7 @@ def tear_commit(broker: BrokerController, disk: SimDisk) -> SimDisk:
         "orders", 0, b"half", b"", flag=0, sys_flag=TRANSACTION_COMMIT, born_timestamp=0, born_host=("127.0.0.1", 0),
         prepared_transaction_offset=half.physical_offset,
     )  # fmt: skip
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     return disk.power_cut()
 
 
@@ -81,12 +81,12 @@ async def test_commit_without_room_for_its_mark_is_refused_and_applied_later() -
         fill(disk)
         assert await end(connection, stored, COMMIT) == REFUSED
         await send(connection, "orders", b"after")
-        assert broker.store.max_offset("orders", 0) == 2
+        assert broker.store.queues.max_offset("orders", 0) == 2
         assert len(broker.transactions) == 1
         disk = disk.power_cut()
     async with broker_on(disk) as (broker, connection):
         assert [await end(connection, stored, COMMIT) for _ in range(2)] == [0, 0]
-        assert broker.store.max_offset("orders", 0) == 3
+        assert broker.store.queues.max_offset("orders", 0) == 3
         assert len(broker.transactions) == 0
 
 
@@ -104,7 +104,7 @@ async def test_rollback_without_room_for_its_mark_is_refused_and_checked_again()
         disk = disk.power_cut()
     async with broker_on(disk) as (broker, connection):
         assert len(broker.transactions) == 0
-        assert broker.store.max_offset("orders", 0) == 0
+        assert broker.store.queues.max_offset("orders", 0) == 0
 
 
 async def test_half_message_that_cannot_be_marked_is_discarded_once() -> None:
@@ -121,12 +121,12 @@ async def test_half_message_that_cannot_be_marked_is_discarded_once() -> None:
         for _ in range(2):
             await check_back.run()
             await broker.flusher.flush_now()
-            assert broker.store.max_offset(CHECK_MAX_TOPIC, 0) == 0
+            assert broker.store.queues.max_offset(CHECK_MAX_TOPIC, 0) == 0
         assert transactions.waiting() == [half]
         del disk.create_preallocated
         await check_back.run()
         await broker.flusher.flush_now()
-        assert broker.store.max_offset(CHECK_MAX_TOPIC, 0) == 1
+        assert broker.store.queues.max_offset(CHECK_MAX_TOPIC, 0) == 1
         assert await end(connection, stored, ROLLBACK) == 0
 
 
@@ -141,7 +141,7 @@ async def test_commit_with_a_torn_mark_stays_ended_if_the_next_start_is_full() -
         for topic in ("orders", "others"):
             answer = await try_to_send(connection, topic)
             assert answer.code == REFUSED, "stored before the mark, it would hide the message from the next start"
-        assert broker.store.max_offset("orders", 0) == 2, "reads go on"
+        assert broker.store.queues.max_offset("orders", 0) == 2, "reads go on"
         assert len(broker.transactions) == 0
         again = torn.power_cut()
     async with broker_on(again) as (broker, connection):
@@ -151,7 +151,7 @@ async def test_commit_with_a_torn_mark_stays_ended_if_the_next_start_is_full() -
     async with broker_on(third) as (broker, connection):
         assert len(broker.transactions) == 0
         assert await end(connection, stored, COMMIT) != 0
-        assert broker.store.max_offset("orders", 0) == 3
+        assert broker.store.queues.max_offset("orders", 0) == 3
 
 
 async def test_sends_resume_once_there_is_room_for_the_torn_mark() -> None:
@@ -162,12 +162,12 @@ async def test_sends_resume_once_there_is_room_for_the_torn_mark() -> None:
     fill(torn)
     async with broker_on(torn) as (broker, connection):
         assert (await try_to_send(connection, "orders")).code == REFUSED
-        broker.store.roll()
+        broker.store.end.roll()
         assert (await try_to_send(connection, "orders")).code == REFUSED
         del torn.create_preallocated
         await send(connection, "orders", b"after")
-        assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 1
+        assert broker.store.queues.max_offset(OP_HALF_TOPIC, 0) == 1
         again = torn.power_cut()
     async with broker_on(again) as (broker, connection):
         assert len(broker.transactions) == 0
-        assert broker.store.max_offset("orders", 0) == 2
+        assert broker.store.queues.max_offset("orders", 0) == 2

@@ -170,7 +170,7 @@ def test_sync_flush_answers_no_send_before_its_fsync(tmp_path: Path) -> None:
         connection.data_received(frame({}, b"0") + frame({"i": "WAIT\x01false\x02"}, b"1") + frame({}, b"2"))
         assert outside.written.count(b'"opaque"') == 1  # only the send that does not wait
         flusher = broker.controller.flusher
-        flusher._complete(broker.store.flush())
+        flusher._complete(broker.store.visibility.flush())
         connection.flush()
         assert outside.written.count(b'"code":0') == 3
 
@@ -189,12 +189,12 @@ class DeadWriter:
 
 def test_send_to_a_failed_store_is_answered_by_the_general_path(tmp_path: Path) -> None:
     def work(broker: SendTarget) -> None:
-        file = broker.store.file_at(broker.store.newest_segment_base)
+        file = broker.store.log.at(broker.store.newest_segment_base)
         assert file is not None
         file.writer = file.crc_writer = DeadWriter()
         answer, stored = broker.send({}, b"x", express=True)
         assert (answer[0], stored) == (14, [])
         assert "not available" in answer[2]
-        assert broker.store.failed is not None
+        assert broker.store.end.failure is not None
 
     with_broker(tmp_path, work)

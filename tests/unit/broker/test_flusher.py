@@ -16,9 +16,13 @@ from infra.loop.supervisor import Faults
 class BrokenStore:
     """A store whose first flush fails."""
 
-    dirty = True
+    is_dirty = True
     wants_upkeep = False
     max_physical_offset = 10
+
+    @property
+    def visibility(self) -> BrokenStore:
+        return self
 
     def flush(self) -> int:
         raise OSError("Input/output error")
@@ -43,7 +47,7 @@ class SoundStore:
     """A store whose flushes work. While it is `broken`, the steps after a flush fail. Its upkeep waits for an event."""
 
     def __init__(self) -> None:
-        self.dirty = True
+        self.visibility, self.is_dirty = self, True
         self.max_physical_offset = 10
         self.broken = True
         self.followed = 0

@@ -90,7 +90,7 @@ def of_a_slave(disk: SimDisk, queues: int = 3) -> MessageStore:
         for _ in range(3):
             put_one(store, "t", queue)
     put_one(store, "u", 0)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.follow()
     return store
 
@@ -113,7 +113,7 @@ def test_power_cut_at_each_step_of_resuming_loses_nothing(resume_at: int | None)
     while changes == 0 or is_cut:
         disk = CuttingDisk(seed=changes)
         store = of_a_slave(disk)
-        records, is_cut = list(store.records_from(0)), 0
+        records, is_cut = list(store.reader.records_from(0)), 0
         disk.left = changes
         try:
             go_on(store, resume_at)
@@ -121,11 +121,11 @@ def test_power_cut_at_each_step_of_resuming_loses_nothing(resume_at: int | None)
             is_cut = 1
         after = disk.power_cut(seed=random.Random(changes).randrange(1 << 30))
         again = opened(after)
-        assert list(again.records_from(0)) == records, f"cut before change {changes}"
+        assert list(again.reader.records_from(0)) == records, f"cut before change {changes}"
         go_on(again, resume_at)
         again.lead()
         check(again, resume_at)
-        again.after_flush(again.flush())
+        again.after_flush(again.visibility.flush())
         check(opened(after.power_cut(), following=False), resume_at)
         changes += 1
     assert changes > 10, "it has many steps"
@@ -135,10 +135,10 @@ def test_power_cut_after_resuming_lowers_only_queues_without_a_record() -> None:
     disk = SimDisk()
     store = of_a_slave(disk)
     raised = go_on(store, None)
-    store.remember_raised({"t": {0: raised["t"][0]}}, store.max_physical_offset)
-    store.save_queue_state()
+    store.queue_changes.remember_raised({"t": {0: raised["t"][0]}}, store.max_physical_offset)
+    store.queue_changes.save()
     again = opened(disk.power_cut())
-    ends = again.following_offsets()
+    ends = again.queues.following()
     assert ends["t"][0] >= 400
     assert ends["t"][1] == 3, "its former end, from which the next promotion raises it again"
 
@@ -151,11 +151,11 @@ def test_resumed_member_that_does_not_lead_follows_its_masters_offsets() -> None
     link = LogLink(master, slave, 0)
     link.run()
     go_on(slave, None)
-    assert slave.next_offset("t", 0) >= 400
+    assert slave.queues.next_offset("t", 0) >= 400
     for queue in range(3):
         master.put("t", queue, 10)
     link.run()
-    assert slave.following_offsets()["t"] == master.store.following_offsets()["t"]
+    assert slave.queues.following()["t"] == master.store.queues.following()["t"]
 
 
 @pytest.mark.parametrize(("queues", "empty"), [(100, 0), (4, 3_000)])
@@ -173,7 +173,7 @@ def test_resuming_does_bounded_work_in_each_turn(queues: int, empty: int) -> Non
 
     turns = calls_in_turns(going_on._raise_parts(store, resume, Catalog()), watch)
     turns += calls_in_turns(going_on._raised_parts(store, queue_next), watch)
-    assert all(store.next_offset(*queue) >= 1_000 for queue in queue_next)
+    assert all(store.queues.next_offset(*queue) >= 1_000 for queue in queue_next)
     assert max(after - before for before, after in itertools.pairwise(created)) <= SLICE
     if empty:  # the simulated disk alone takes a thousand calls to create a file
         assert max(turns) <= CALLS_IN_A_TURN, turns

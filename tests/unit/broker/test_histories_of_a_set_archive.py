@@ -70,7 +70,7 @@ class SetHistory:
             self.both.replicate(self.master)
         else:
             self.both.in_sync = [self.master]
-            self.master.store.confirm(self.master.end)
+            self.master.store.visibility.confirm(self.master.end)
         for topic in (TOPIC, "other"):
             for queue, offset, record in self.master.rows(topic):
                 assert self.known.setdefault((topic, queue, offset), record) == record, "an offset is given twice"
@@ -94,7 +94,7 @@ class SetHistory:
             self.both.depose(self.other)
             self.sleeps = False
         if not self.is_up and self.other.end > self.common:
-            confirmed = self.other.store.confirmed_offset
+            confirmed = self.other.store.visibility.confirmed
             self.other.store.truncate(self.common, epoch=self.both.master_epoch, floor=confirmed)
         self.is_up = True
 
@@ -193,7 +193,7 @@ class SetHistory:
         }
         for topic, queue in QUEUES:
             following, gaps = self.both.check_tiles(topic, queue)
-            assert (following, gaps) == (self.master.store.max_offset(topic, queue), [])
+            assert (following, gaps) == (self.master.store.queues.max_offset(topic, queue), [])
         assert archived == self.known
         assert self.both.catalog.rounds.open_intents() == {}
         assert self.other.archive.lifecycle.evict.run() == [] and self.other.archive.journal.catalog.rounds.intent_end

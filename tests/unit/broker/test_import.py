@@ -57,8 +57,8 @@ class ApacheDirectory:
             clock.advance(10)
             put(store, "orders", number % 2, dice.randbytes(dice.randrange(7000)), UNIQ_KEY=f"U{number}", TAGS="a")
         self.end = store.max_physical_offset
-        self.records = list(map(bytes, store.records_from(0)))
-        self.last = store.last_record(self.end)
+        self.records = list(map(bytes, store.reader.records_from(0)))
+        self.last = store.reader.last_record(self.end)
         store.shutdown()
         (root / "commitlog").mkdir(parents=True)
         for base in range(0, self.end, FILE_SIZE):
@@ -152,9 +152,9 @@ def records(root: Path) -> Iterator[bytes]:
     store = MessageStore(StoreConfig(root, commit_log_file_size=FILE_SIZE), RealDisk(), SystemClock())
     store.load(following=True)
     try:
-        yield from map(bytes, store.records_from(store.min_physical_offset))
-        assert store.max_offset("orders", 0) == sum(
-            decode_record(raw).queue_id == 0 for raw in store.records_from(store.min_physical_offset)
+        yield from map(bytes, store.reader.records_from(store.min_physical_offset))
+        assert store.queues.max_offset("orders", 0) == sum(
+            decode_record(raw).queue_id == 0 for raw in store.reader.records_from(store.min_physical_offset)
         )
     finally:
         store.shutdown()

@@ -114,8 +114,8 @@ def test_record_read_during_a_truncation_is_not_cached(store: MessageStore, monk
     found = []
     for part in store.truncation(border, epoch=1, floor=border):
         part()
-        if store.max_offset(TOPIC, QUEUE) == 2:
-            found.append((store.cuts, last(records)))
+        if store.queues.max_offset(TOPIC, QUEUE) == 2:
+            found.append((store.truncations.count, last(records)))
     assert len({cuts for cuts, _ in found}) == 2, "before the cut, and amid it"
     store.lead()
     put_foreign(store, 3)

@@ -8,8 +8,8 @@ from zlib import crc32
 
 import pytest
 
-from broker.store import message_store, reading
-from broker.store.message_store import QUERY_STEP
+from broker.store import reading, store_reader
+from broker.store.store_reader import QUERY_STEP
 from infra.loop.in_steps import Steps, in_turns
 from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
@@ -45,7 +45,7 @@ async def test_key_query_finds_message_behind_colliding_keys(tmp_path: Path) -> 
 
 
 async def test_key_query_reports_what_it_did_not_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_store, "QUERY_LOOKS_MAX", 50)
+    monkeypatch.setattr(store_reader, "QUERY_LOOKS_MAX", 50)
 
     async with running(tmp_path) as (_, connection):
         await send(connection, "orders", b"first", "KEYS\x01order-77\x02")

@@ -44,7 +44,7 @@ async def test_oldest_segments_are_deleted_on_a_full_disk_without_an_archive(
         fill(broker, monkeypatch, percent)
         assert broker.archive.lifecycle is not None
         await asyncio.to_thread(broker.archive.lifecycle.evict.run)
-        assert broker.store.min_offset("orders", 0) == evicted
+        assert broker.store.queues.min_offset("orders", 0) == evicted
 
 
 async def test_trace_messages_do_not_keep_archived_segments_on_a_full_disk(
@@ -60,10 +60,10 @@ async def test_trace_messages_do_not_keep_archived_segments_on_a_full_disk(
         assert isinstance(lifecycle, ArchiveLifecycle)
         await asyncio.to_thread(lifecycle.offload.run)
         await asyncio.to_thread(lifecycle.evict.run)
-        assert broker.store.min_offset("orders", 0) == 0
+        assert broker.store.queues.min_offset("orders", 0) == 0
         fill(broker, monkeypatch, 76)
         await asyncio.to_thread(lifecycle.evict.run)
-        assert broker.store.min_offset("orders", 0) >= SEGMENTS
+        assert broker.store.queues.min_offset("orders", 0) >= SEGMENTS
 
 
 @pytest.mark.parametrize(("text", "hours"), [("04", {4}), ("4;16", {4, 16}), ("", set())])

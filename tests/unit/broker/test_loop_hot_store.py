@@ -106,30 +106,30 @@ async def test_minimums_raised_by_a_ttl_are_one_write_outside_the_loop() -> None
 
     after = store_on(disk.power_cut(), clock)
     for queue_id in range(QUEUES):
-        assert after.min_offset("t", queue_id) == after.max_offset("t", queue_id) == 1
+        assert after.queues.min_offset("t", queue_id) == after.queues.max_offset("t", queue_id) == 1
 
 
 async def test_evicted_file_is_removed_outside_the_loop() -> None:
     disk, clock = NotingDisk(), ManualClock()
     store = store_on(disk, clock)
     put(store, 0)
-    store.roll()
+    store.end.roll()
     put(store, 0)
     flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
     flushing = asyncio.create_task(flusher.run())
     nothing_waits: Any = None
     hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
-    (oldest, _) = store.segments()
+    (oldest, _) = store.reader.segments()
     await asyncio.to_thread(hot.flush)
     disk.gone.clear()
     await asyncio.to_thread(hot.evict, oldest.base)
-    assert [segment.base for segment in store.segments()] == [oldest.end]
-    assert store.min_offset("t", 0) == 1
+    assert [segment.base for segment in store.reader.segments()] == [oldest.end]
+    assert store.queues.min_offset("t", 0) == 1
     assert any(path.parent.name == "commitlog" for path, _ in disk.gone)
     assert threading.get_ident() not in {thread for _, thread in disk.gone}
     flushing.cancel()
     flusher.close()
-    assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
+    assert store_on(disk.power_cut(), clock).queues.min_offset("t", 0) == 1
 
 
 def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> CallsPerTurn:
@@ -167,28 +167,28 @@ async def test_queues_of_a_topic_are_read_in_slices_even_if_they_are_empty(
     await asyncio.to_thread(hot.expire_below, rising, {"t": clock.now_ms() + 1})
     assert minimums.all >= queues
     assert minimums.most <= 2 * 16
-    assert [store.min_offset("t", queue_id) for queue_id in range(queues)] == [1] * queues
+    assert [store.queues.min_offset("t", queue_id) for queue_id in range(queues)] == [1] * queues
 
 
 def test_older_image_of_the_queues_state_does_not_replace_a_newer_one() -> None:
     disk, clock = SimDisk(), ManualClock()
     store = store_on(disk, clock)
     put(store, 0)
-    store.after_flush(store.flush())
-    older = store.queue_state_image()
-    store.set_min_offset("t", 0, 1)
-    store.write_queue_state(older)
-    assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
+    store.after_flush(store.visibility.flush())
+    older = store.queue_changes.image()
+    store.queue_changes.set_min_offset("t", 0, 1)
+    store.queues.write(older)
+    assert store_on(disk.power_cut(), clock).queues.min_offset("t", 0) == 1
 
 
 async def test_dropped_names_are_written_outside_the_loop() -> None:
     disk = NotingDisk()
     store = store_on(disk, ManualClock())
     put(store, 0)
-    store.delete_topic("t")
-    store.roll()
+    store.queue_changes.delete_topic("t")
+    store.end.roll()
     store.put("other", 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.upkeep()
     store.take_out(0)()
     not_asked: Any = None
@@ -212,7 +212,7 @@ async def test_slaves_jobs_neither_seal_nor_empty_its_segments() -> None:
     hot = LoopHotStore(store, saved, ask, flusher, lambda: 0.1)
     assert not await asyncio.to_thread(hot.roll)
     await asyncio.to_thread(hot.reappend_waiting, store.max_physical_offset)
-    assert [segment.sealed for segment in store.segments()] == [False]
+    assert [segment.sealed for segment in store.reader.segments()] == [False]
 
 
 class CountingAsk(AskLoop):
@@ -237,14 +237,14 @@ async def test_many_topics_are_looked_up_per_call_and_a_damaged_one_fails_alone(
     store = store_on(SimDisk(), clock)
     for topic in topics:
         store.put(topic, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-    slices = store.entry_slices
+    slices = store.reader.entry_slices
 
     def one_is_damaged(topic: str, *more: Any) -> Any:
         if topic == "t7":
             raise StoreError("a hole")
         return slices(topic, *more)
 
-    monkeypatch.setattr(store, "entry_slices", one_is_damaged)
+    monkeypatch.setattr(store.reader, "entry_slices", one_is_damaged)
     looks = counted(ConsumeQueue, "first_at", monkeypatch)
     not_asked: Any = None
     ask = CountingAsk(asyncio.get_running_loop())
@@ -272,14 +272,14 @@ async def test_aged_offsets_are_read_in_slices_and_a_damaged_topic_fails_alone(
     clock.advance(5_000)
     put(store, 3)
     store.put("new", 2, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-    by_time = store.offset_by_time
+    by_time = store.reader.offset_by_time
 
     def one_is_damaged(topic: str, *more: Any, **named: Any) -> Steps[int]:
         if topic == "bad":
             raise OSError("its file")
         return by_time(topic, *more, **named)
 
-    monkeypatch.setattr(store, "offset_by_time", one_is_damaged)
+    monkeypatch.setattr(store.reader, "offset_by_time", one_is_damaged)
     looks = counted(QueueTable, "min_offset", monkeypatch)
     not_asked: Any = None
     hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
@@ -317,12 +317,12 @@ async def test_erased_rows_are_hidden_by_a_write_outside_the_loop_and_retried() 
     for queue_id in range(QUEUES):
         put(store, queue_id)
         put(store, queue_id)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     flusher: Any = Synced()
     nothing_waits: Any = None
     hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
-    looks = CallsPerTurn(store.erasable)
-    setattr(store, "erasable", looks)  # noqa: B010 - for mypy a method is none to be set
+    looks = CallsPerTurn(store.queues.erasable)
+    setattr(store.queues, "erasable", looks)  # noqa: B010 - for mypy a method is none to be set
     disk.written.clear()
     rows = [("t", queue_id, 1, 1) for queue_id in range(QUEUES)]
     room, disk.capacity = disk.capacity, 0
@@ -340,7 +340,7 @@ async def test_erased_rows_are_hidden_by_a_write_outside_the_loop_and_retried() 
 
     after = store_on(disk.power_cut(), clock)
     for queue_id in range(QUEUES):
-        assert after.get("t", queue_id, 1, 1, 100).status == "NO_MATCHED_MESSAGE"
+        assert after.reader.get("t", queue_id, 1, 1, 100).status == "NO_MATCHED_MESSAGE"
 
 
 async def test_job_waits_for_the_end_of_a_truncation_before_it_reads_or_hides() -> None:
@@ -370,12 +370,12 @@ async def test_job_waits_for_the_end_of_a_truncation_before_it_reads_or_hides() 
     assert [len(run.sizes) for run in entries.values()] == [1]
     assert minimum in {0, 1}
     assert failed == {}
-    assert store.min_offset("t", 0) == store.max_offset("t", 0) == 1
+    assert store.queues.min_offset("t", 0) == store.queues.max_offset("t", 0) == 1
 
 
 def is_cut(store: MessageStore) -> bool:
     try:
-        store.check_whole()
+        store.truncations.check_whole()
     except LogIsCut:
         return True
     return False

@@ -110,7 +110,7 @@ async def test_created_topic_exists_after_a_kill(tmp_path: Path) -> None:
         writes = disk.writes["topics.json"]
         await make(asker, "made")
         assert disk.writes["topics.json"] == writes
-        assert broker.store.flushed_offset == broker.store.max_physical_offset
+        assert broker.store.visibility.flushed == broker.store.max_physical_offset
         saved = (tmp_path / "config" / "topics.json").read_bytes()
     (tmp_path / "config" / "topics.json").write_bytes(saved)  # as it was when the process ended
     assert b'"made"' not in saved

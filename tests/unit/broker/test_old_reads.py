@@ -16,7 +16,8 @@ from broker.config import BrokerConfig
 from broker.reading.old_reads import pieces_of
 from broker.reading.tiered_store import Answer, PendingRead, TieredStore
 from broker.store.config import StoreConfig
-from broker.store.message_store import GetResult, MessageStore
+from broker.store.message_store import MessageStore
+from broker.store.reading import GetResult
 from infra.clock import SystemClock
 from infra.disk.filesystem import RealDisk
 from neve.remoting.codes import GetMessageStatus
@@ -62,8 +63,8 @@ def store(tmp_path: Path, disk: UncachedDisk) -> Iterator[MessageStore]:
         queue = number % 2 if number < 2 * COUNT - 20 else number // 10 % 2
         body = b"%d" % number * (1 + number % 70)
         store.put("T", queue, body, b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("127.0.0.1", 1))
-    store.after_flush(store.flush())
-    assert len(store.segments()) > 3
+    store.after_flush(store.visibility.flush())
+    assert len(store.reader.segments()) > 3
     disk.threads.clear()
     yield store
     store.shutdown()
@@ -116,7 +117,7 @@ def test_only_records_below_hot_bytes_are_read_outside_the_mapping(store: Messag
     tiered = TieredStore(store, config)
     edge = store.max_physical_offset - 5000
     for offset in range(COUNT):
-        entry = store.entry("T", 0, offset)
+        entry = store.reader.entry("T", 0, offset)
         assert entry is not None
         assert isinstance(ask(tiered, 0, offset, 1, 1000), PendingRead) == (entry[0] < edge)
     config.hot_bytes = 0
@@ -126,13 +127,13 @@ def test_only_records_below_hot_bytes_are_read_outside_the_mapping(store: Messag
 
 
 def test_adjacent_records_are_one_read(store: MessageStore) -> None:
-    runs = store.get("T", 0, 0, 10, 1 << 20, old_below=1).runs
+    runs = store.reader.get("T", 0, 0, 10, 1 << 20, old_below=1).runs
     assert len(runs) == 10 and all(start < end for start, end in runs)
-    (piece,) = pieces_of(store.file_at, runs)
+    (piece,) = pieces_of(store.log.at, runs)
     assert (piece.position, len(piece.parts)) == (runs[0][0], 10)
-    everything = store.get("T", 0, 0, COUNT, 1 << 20, old_below=1).runs
-    assert store.get("T", 0, 0, 10, 1 << 20).runs == []
-    assert len(pieces_of(store.file_at, everything)) == len({start // FILE for start, _ in everything})
+    everything = store.reader.get("T", 0, 0, COUNT, 1 << 20, old_below=1).runs
+    assert store.reader.get("T", 0, 0, 10, 1 << 20).runs == []
+    assert len(pieces_of(store.log.at, everything)) == len({start // FILE for start, _ in everything})
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
@@ -147,8 +148,8 @@ def test_segment_can_be_evicted_while_it_is_read(store: MessageStore, disk: Unca
         reading = asyncio.create_task(awaited(planned))
         if when == "during":
             await until(lambda: bool(disk.threads) and not disk.threads[-1].startswith("Main"))
-        while store.segments()[0].sealed:
-            store.take_out(store.segments()[0].base)()
+        while store.reader.segments()[0].sealed:
+            store.take_out(store.reader.segments()[0].base)()
         disk.gate.set()
         assert wire(await reading) == expected
 

@@ -43,7 +43,7 @@ def test_slave_follows_the_name_servers_master_and_serves_its_messages(tmp_path:
                 assert await bodies(connection) == [b"0", b"1", b"2"]
                 assert slave.groups.groups["g"].retry_max_times == 3
                 await send(theirs, "t", b"3")
-                await until(lambda: slave.store.max_offset("t", 0) == 4)
+                await until(lambda: slave.store.queues.max_offset("t", 0) == 4)
                 assert await bodies(connection, 3) == [b"3"]
                 await until(lambda: slave.role.has_master)
                 answer = await ask(connection, Code.GET_MAX_OFFSET, topic="t", queueId=0)
@@ -70,7 +70,7 @@ def test_slave_follows_the_name_servers_master_and_serves_its_messages(tmp_path:
                 await front.ha.start()
             async with running(tmp_path / "slave", *settings) as (slave, connection):
                 await send(theirs, "t", b"4")
-                await until(lambda: slave.store.max_offset("t", 0) == 5)
+                await until(lambda: slave.store.queues.max_offset("t", 0) == 5)
 
     run(scenario)
 
@@ -84,14 +84,14 @@ def test_master_with_a_new_address_is_followed_there(tmp_path: Path) -> None:
                 assert slave.store.max_physical_offset == 0
                 front.knows_master = True
                 await slave.registration.now()
-                await until(lambda: slave.store.max_offset("t", 0) == 3)
+                await until(lambda: slave.store.queues.max_offset("t", 0) == 3)
                 await front.ha.stop()
                 front.ha.port, before = 0, front.ha.port
                 await front.ha.start()
                 assert front.ha.port != before
                 await send(theirs, "t", b"3")
                 await slave.registration.now()
-                await until(lambda: slave.store.max_offset("t", 0) == 4)
+                await until(lambda: slave.store.queues.max_offset("t", 0) == 4)
 
     run(scenario)
 
@@ -128,7 +128,7 @@ def test_slaves_directory_is_refused_for_a_member_of_a_set(tmp_path: Path) -> No
             master(tmp_path) as (front, _),
             running(tmp_path / "slave", *SLAVE, f"namesrvAddr={front.address}") as (slave, _connection),
         ):
-            await until(lambda: slave.store.max_offset("t", 0) == 3)
+            await until(lambda: slave.store.queues.max_offset("t", 0) == 3)
         with pytest.raises(StartupError, match="copy of an Apache master's log"):
             async with running(tmp_path / "slave", "replication=sync", "controllerAddr=127.0.0.1:1"):
                 raise AssertionError

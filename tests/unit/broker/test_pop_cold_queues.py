@@ -32,8 +32,8 @@ class ColdQueue:
 
     def __init__(self, broker: BrokerController) -> None:
         store = broker.store
-        self._record = bytes(store.get("t", COLD_QUEUE, 0, 1, 1 << 20).buffers[0])
-        store.set_min_offset("t", COLD_QUEUE, 1)
+        self._record = bytes(store.reader.get("t", COLD_QUEUE, 0, 1, 1 << 20).buffers[0])
+        store.queue_changes.set_min_offset("t", COLD_QUEUE, 1)
         self.is_down, self.asked = True, 0
         self.held: asyncio.Future[None] | None = None
         tier: Any = self

@@ -29,7 +29,7 @@ async def start_and_keep_a_diverged_tail(root: Path) -> None:
     async with running(root) as (broker, connection):
         await send(connection, "t")
         end = broker.store.max_physical_offset
-        truncation.keep(broker.store._log, 0, end, epoch=1, root=root, disk=RealDisk())
+        truncation.keep(broker.store.log, 0, end, epoch=1, root=root, disk=RealDisk())
 
 
 def test_files_of_a_broker_are_private(tmp_path: Path) -> None:

@@ -207,7 +207,10 @@ def test_promotion_interrupted_by_a_crash_leaves_no_trace(
                 assert [found.queue_offset for found in broker.transactions.waiting()] == [0]
                 assert len(broker.timers) == 1
                 store = broker.store
-                assert (store.max_offset(OP_HALF_TOPIC, 0), store.max_offset(WHEEL_TIMER_TOPIC, 1)) == (1, 1)
+                assert (store.queues.max_offset(OP_HALF_TOPIC, 0), store.queues.max_offset(WHEEL_TIMER_TOPIC, 1)) == (
+                    1,
+                    1,
+                )
 
     run(scenario)
 
@@ -278,7 +281,7 @@ def test_topic_newer_than_the_last_poll_is_kept_and_a_deleted_one_is_not(tmp_pat
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
             if is_younger:
-                first = copy.front.source.store.entry("fresh", 0, 0)
+                first = copy.front.source.store.reader.entry("fresh", 0, 0)
                 assert first is not None
                 copy.polled(askedAt=first[0])
             for _ in range(2):
@@ -303,7 +306,7 @@ def test_delayed_messages_resume_behind_the_last_delivered_copy(tmp_path: Path) 
             # as if it had been delivered after the poll
             copy.polled(logBegin=0, askedAt=0)
             async with copy.promoted() as (broker, connection):
-                await until(lambda: broker.store.max_offset("t", 0) == 6)
+                await until(lambda: broker.store.queues.max_offset("t", 0) == 6)
                 assert (await bodies(connection))[3:] == [b"d0", b"d1", b"d2"]
 
     run(scenario)
@@ -314,7 +317,7 @@ def timers_of(broker: BrokerController) -> dict[str, int]:
     waits = {(when, position) for when, offset, position in broker.timers._heap if offset in broker.timers._waiting}
     found = {}
     for when, position in waits:
-        raw = broker.store.record_at(position)
+        raw = broker.store.reader.record_at(position)
         assert raw is not None
         (record,) = iter_records(raw)
         found[record.body.decode()] = when
@@ -331,13 +334,13 @@ def test_promotion_neither_repeats_nor_loses_a_timer(tmp_path: Path) -> None:
         timer(store, "pop", LATER_MS, TAGS="ck", REAL_TOPIC=REVIVE_LOG)
         timer(store, "rolled", LATER_MS + 1, TIMER_ROLL_TIMES=1)
         timer(store, "behind", LATER_MS + 2)
-        front.timers = (READ_MS, store.max_offset(WHEEL_TIMER_TOPIC, 0))
+        front.timers = (READ_MS, store.queues.max_offset(WHEEL_TIMER_TOPIC, 0))
         timer(store, "not looked at", READ_MS - 1000)
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
             async with copy.promoted() as (broker, connection):
-                await until(lambda: broker.store.max_offset("t", 0) == 4)
+                await until(lambda: broker.store.queues.max_offset("t", 0) == 4)
                 assert (await bodies(connection))[3:] == [b"not looked at"]
                 found = timers_of(broker)
                 # RocketMQ's check point is not needed: the pop state includes it
@@ -381,7 +384,7 @@ def test_reappended_timer_is_not_placed_behind_its_recall(tmp_path: Path) -> Non
         timer(store, "rolled", LATER_MS + 1)
         timer(store, "recall", LATER_MS, TIMER_DEL_UNIQKEY="t+recalled")
         timer(store, "rolled", LATER_MS + 1, TIMER_ROLL_TIMES=1)  # timers below its first copy are appended again
-        front.timers = (READ_MS, store.max_offset(WHEEL_TIMER_TOPIC, 0))
+        front.timers = (READ_MS, store.queues.max_offset(WHEEL_TIMER_TOPIC, 0))
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy, copy.promoted() as (broker, _):
@@ -396,13 +399,13 @@ def test_timer_delivered_after_the_poll_is_not_delivered_again(tmp_path: Path) -
         timer(store, "delivered", READ_MS - 1000)
         timer(store, "due", READ_MS - 1000)
         put(store, "t", 0, b"delivered", UNIQ_KEY="delivered", TIMER_OUT_MS=READ_MS - 1000)
-        front.timers = (READ_MS - 1500, store.max_offset(WHEEL_TIMER_TOPIC, 0))
+        front.timers = (READ_MS - 1500, store.queues.max_offset(WHEEL_TIMER_TOPIC, 0))
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
             copy.polled(logBegin=0, askedAt=0)
             async with copy.promoted() as (broker, connection):
-                await until(lambda: broker.store.max_offset("t", 0) == 5)
+                await until(lambda: broker.store.queues.max_offset("t", 0) == 5)
                 assert (await bodies(connection))[3:] == [b"delivered", b"due"]
                 assert len(broker.timers) == 0
 
@@ -416,8 +419,8 @@ def test_delivered_timer_keeps_the_last_property_of_rocketmqs_format(tmp_path: P
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy, copy.promoted() as (broker, _):
-            await until(lambda: broker.store.max_offset("t", 0) == 4)
-            (record,) = iter_records(broker.store.get("t", 0, 3, 1, 1 << 20).buffers[0])
+            await until(lambda: broker.store.queues.max_offset("t", 0) == 4)
+            (record,) = iter_records(broker.store.reader.get("t", 0, 3, 1, 1 << 20).buffers[0])
             assert record.properties["KEYS"] == "k"
             assert "TIMER_DEQUEUE_MS" in record.properties
 
@@ -499,7 +502,7 @@ def test_popped_messages_are_in_flight_unless_acknowledged(tmp_path: Path) -> No
         revive(store, "ack", acknowledged(5, pop_time, 7), LATER_MS)
         revive(store, "ck", check_point(7, pop_time + 1, 1), LATER_MS)  # with an extended invisibility
         revive(store, "ck", check_point(12, pop_time + 2, 1), LATER_MS)  # from before the group's reset
-        front.timers = (READ_MS, store.max_offset(WHEEL_TIMER_TOPIC, 0))
+        front.timers = (READ_MS, store.queues.max_offset(WHEEL_TIMER_TOPIC, 0))
         offsets = {"t@g": {"0": 10}, f"{REVIVE_LOG}@CID_RMQ_SYS_REVIVE_GROUP": {"2": 0}}
         front.offsets = json.dumps({"offsetTable": offsets})
 
@@ -541,7 +544,7 @@ def test_message_redelivered_after_the_poll_is_not_redelivered_again(tmp_path: P
 
     def fill(store: MessageStore, front: Front) -> None:
         revive(store, "ck", check_point(0, pop_time, 3, invisible=10_000), None)
-        first = store.get("t", 0, 0, 1, 1 << 20).buffers[0]
+        first = store.reader.get("t", 0, 0, 1, 1 << 20).buffers[0]
         (record,) = iter_records(first)
         store.put(
             "%RETRY%g_t", 0, record.body, record.properties_raw, flag=0, sys_flag=0,

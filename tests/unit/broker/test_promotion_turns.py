@@ -12,7 +12,7 @@ import pytest
 from broker.intake.message import NewMessage
 from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import PopCheckPoint
-from broker.store.message_store import MessageStore
+from broker.store.queue_table import QueueTable
 from broker.waiting.half_messages import Half, HalfMessages
 from broker.waiting.timer_message import TimerMessages
 from tests.kit.broker.in_process import running, send
@@ -57,12 +57,12 @@ async def test_promotion_loads_a_bounded_amount_of_state_per_turn(
             named = {"UNIQ_KEY": f"id-{number}"}
             broker.transactions.take(NewMessage(topic=TOPIC, queue_id=0, body=b"half", born_timestamp=now), named)
         await put(former, b"last", topic=TOPIC)
-        await until(lambda: heir.broker.store.confirmed_offset == former.end, "it has all of that")
+        await until(lambda: heir.broker.store.visibility.confirmed == former.end, "it has all of that")
         await until(lambda: len(heir.broker.pops.queues) == QUEUES, "its book follows")
         for number in range(OFFSETS):
             heir.broker.offsets.commit("pulling", "others", number, 0)
         clipped, read = counted(PopBook, "_clip"), counted(HalfMessages, "_load_half")
-        added, compared = counted(TimerMessages, "_add"), counted(MessageStore, "max_offset")
+        added, compared = counted(TimerMessages, "_add"), counted(QueueTable, "max_offset")
         await hand_to(brokers, heir)
         assert (clipped.all, read.all, added.all) == (QUEUES, HALVES, TIMERS)
         assert compared.all >= OFFSETS

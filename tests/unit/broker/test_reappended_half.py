@@ -42,9 +42,9 @@ def test_transaction_ends_after_its_half_message_was_reappended(
         async with running(tmp_path / "broker") as (broker, connection):
             stored = [await send(connection, "orders", b"%d" % number, HALF) for number in range(3)]
             store, halves = broker.store, broker.transactions
-            store.roll()
+            store.end.roll()
             await broker.flusher.flush_now()
-            border = store.segments()[0].end
+            border = store.reader.segments()[0].end
             assert halves.reappend(border)
             assert not halves.reappend(border)
             store.take_out(0)()
@@ -61,11 +61,11 @@ def test_transaction_ends_after_its_half_message_was_reappended(
         async with running(tmp_path / "broker") as (broker, connection):
             if restarted:
                 await finish(connection, stored)
-            got = broker.store.get("orders", 0, 0, 10, 1 << 20)
+            got = broker.store.reader.get("orders", 0, 0, 10, 1 << 20)
             (record,) = [record for buffer in got.buffers for record in iter_records(buffer)]
             assert (record.body, record.properties["TAGS"]) == (b"0", "t")
             assert len(broker.transactions) == 1
             assert await end(connection, stored[2], COMMIT) == 0
-            assert broker.store.max_offset("orders", 0) == 2
+            assert broker.store.queues.max_offset("orders", 0) == 2
 
     asyncio.run(look(asyncio.run(reappend())))

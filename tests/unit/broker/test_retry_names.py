@@ -92,7 +92,7 @@ def test_topic_deletion_keeps_the_retries_of_other_groups(tmp_path: Path) -> Non
         assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="billing")).code == 0
         assert broker.topics.select("%RETRY%orders+billing") is None
         assert broker.topics.select("%RETRY%orders_billing") is not None
-        assert broker.store.max_offset("%RETRY%orders_billing", 0) == 1
+        assert broker.store.queues.max_offset("%RETRY%orders_billing", 0) == 1
 
     with_broker(tmp_path, work)
 
@@ -120,7 +120,7 @@ def test_group_with_an_ambiguous_name_gets_none_of_the_pairs_messages(tmp_path: 
         await member.ack(*again)
         clock.advance(120_000)
         assert await broker.revive.run_due() == 0
-        assert broker.store.max_offset("%RETRY%orders_billing", 0) == 1
+        assert broker.store.queues.max_offset("%RETRY%orders_billing", 0) == 1
 
     with_broker(tmp_path, work)
 

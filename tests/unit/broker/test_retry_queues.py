@@ -38,7 +38,7 @@ async def set_queues(connection: Connection, topic: str, number: int) -> None:
 async def send_back(broker: BrokerController, connection: Connection, count: int) -> None:
     for _ in range(count):
         await send(connection, "t")
-        raw = broker.store.newest_record()
+        raw = broker.store.reader.newest_record()
         assert raw is not None
         place = broker.store.max_physical_offset - len(raw)
         answer = await ask(connection, Code.CONSUMER_SEND_MSG_BACK, offset=place, group=GROUP, delayLevel=1)
@@ -57,7 +57,7 @@ def read_queues(broker: BrokerController, topic: str) -> int:
 
 
 def readable(broker: BrokerController, topic: str) -> list[int]:
-    return [broker.store.max_offset(topic, queue) for queue in range(read_queues(broker, topic))]
+    return [broker.store.queues.max_offset(topic, queue) for queue in range(read_queues(broker, topic))]
 
 
 async def test_group_update_grows_its_retry_topic(tmp_path: Path) -> None:

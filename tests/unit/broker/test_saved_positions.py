@@ -84,8 +84,8 @@ class ProgressStore:
         )  # fmt: skip
 
     def delivered(self) -> list[bytes]:
-        self.store.after_flush(self.store.flush())
-        got = self.store.get("orders", 0, 0, 32, 1 << 20)
+        self.store.after_flush(self.store.visibility.flush())
+        got = self.store.reader.get("orders", 0, 0, 32, 1 << 20)
         return [record.body for buffer in got.buffers for record in iter_records(buffer)]
 
 
@@ -111,7 +111,7 @@ async def test_delayed_message_delivered_during_an_fsync_survives_a_power_cut(se
     world.delay(b"first")
     clock.advance(SECOND // 2)
     world.delay(b"second")
-    world.store.after_flush(world.store.flush())  # both are acknowledged now
+    world.store.after_flush(world.store.visibility.flush())  # both are acknowledged now
     clock.advance(SECOND // 2)
     assert world.schedule.deliver_due() == 1
 
@@ -142,11 +142,11 @@ async def test_log_behind_the_pop_image_is_kept_until_the_next_image_is_saved() 
     world = ProgressStore(GatedSyncDisk(1), ManualClock())
     for number in range(2):
         world.store.put("t", 0, b"%d" % number, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("10.0.0.1", 1))
-    world.store.after_flush(world.store.flush())
+    world.store.after_flush(world.store.visibility.flush())
     now = world.clock.now_ms()
     world.pops.open("g", "t", 0, 0)
     world.pops.record(PopCheckPoint("g", "t", 0, 1, now, now + SECOND, False, [0]))
-    world.store.after_flush(world.store.flush())
+    world.store.after_flush(world.store.visibility.flush())
     needed: list[int | None] = []
 
     def pop_another() -> None:

@@ -23,10 +23,10 @@ def test_pending_messages_are_pinned_if_the_progress_is_below_the_log(tmp_path: 
     places = []
     for number in range(5):
         if number == 3:
-            store.roll()
+            store.end.roll()
         put = store.put(SCHEDULE_TOPIC, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("127.0.0.1", 1))
         places.append(put.physical_offset)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.take_out(0)()
     positions = tmp_path / "delayOffset.json"
     positions.write_text(json.dumps({"offsetTable": {"1": 1}}))

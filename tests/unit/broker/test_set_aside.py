@@ -80,7 +80,7 @@ class UnreadableStore:
         )  # fmt: skip
 
     def bodies(self, topic: str) -> list[bytes]:
-        got = self.store.get(topic, 0, 0, 32, 1 << 20)
+        got = self.store.reader.get(topic, 0, 0, 32, 1 << 20)
         return [record.body for buffer in got.buffers for record in iter_records(buffer)]
 
 
@@ -128,14 +128,14 @@ def test_unreadable_delay_level_delays_no_other(world: UnreadableStore, monkeypa
     for queue_id in range(2):
         world.put(SCHEDULE_TOPIC, queue_id, b"level %d" % (queue_id + 1), REAL_TOPIC="orders", REAL_QID="0")
     world.clock.advance(2000)
-    get = world.store.get
+    get = world.store.reader.get
 
     def damaged(topic: str, queue_id: int, *rest: Any) -> Any:
         if (topic, queue_id) == (SCHEDULE_TOPIC, 0):
             raise OSError(errno.EIO, "Input/output error")
         return get(topic, queue_id, *rest)
 
-    monkeypatch.setattr(world.store, "get", damaged)
+    monkeypatch.setattr(world.store.reader, "get", damaged)
     schedule.deliver_due()
     assert world.bodies("orders") == [b"level 2"]
     monkeypatch.undo()
@@ -327,7 +327,7 @@ def test_timer_message_is_retried_after_a_transient_error(
         def unreadable(position: int) -> bytes:
             raise error
 
-        monkeypatch.setattr(world.store, "record_at", unreadable)
+        monkeypatch.setattr(world.store.reader, "record_at", unreadable)
     for _ in range(3):
         assert timers.deliver_due() == 0
     assert world.faults.counts == {"a timer delivery": 3}
@@ -345,7 +345,7 @@ def test_pending_message_of_a_deleted_topic_creates_no_queue(world: UnreadableSt
     world.clock.advance(1000)
     schedule.deliver_due()
     timers.deliver_due()
-    assert world.store.queues_of("gone") == []
+    assert world.store.queues.names_of("gone") == []
     assert world.bodies("orders") == [b"delayed", b"timer"]
     assert not world.faults.counts, "a deleted topic is no fault"
 
@@ -359,7 +359,7 @@ def test_pending_message_is_delivered_to_an_existing_queue(world: UnreadableStor
     world.clock.advance(1000)
     schedule.deliver_due()
     timers.deliver_due()
-    assert [world.store.max_offset("orders", queue) for queue in range(2)] == [2, 6]
+    assert [world.store.queues.max_offset("orders", queue) for queue in range(2)] == [2, 6]
 
 
 class CheckedProducer:
@@ -470,11 +470,11 @@ def test_failing_suspended_pull_delays_none_of_those_woken_with_it(world: Unread
 def test_index_file_that_cannot_be_created_loses_only_keys(world: UnreadableStore) -> None:
     world.disk.closed = "index"
     world.put("orders", 0, b"one", KEYS="k1")
-    world.store.after_flush(world.store.flush())
-    assert (world.bodies("orders"), world.store.skipped_keys) == ([b"one"], 1)
+    world.store.after_flush(world.store.visibility.flush())
+    assert (world.bodies("orders"), world.store.index.skipped) == ([b"one"], 1)
     world.disk.closed = None
     world.put("orders", 0, b"two", KEYS="k2")
-    world.store.after_flush(world.store.flush())
+    world.store.after_flush(world.store.visibility.flush())
     assert len(by_key(world.store, "orders", "k2", 10, 0, 1 << 60)) == 1
 
 
@@ -491,10 +491,10 @@ def test_index_file_that_could_not_be_mapped_does_not_stop_a_start(
 
         patch.setattr(world.disk, "map", closed)
         world.put("orders", 0, b"one", KEYS="k1")
-        world.store.after_flush(world.store.flush())
+        world.store.after_flush(world.store.visibility.flush())
     for number in range(2, 4):
         world.put("orders", 0, b"more", KEYS=f"k{number}")
-        world.store.after_flush(world.store.flush())
+        world.store.after_flush(world.store.visibility.flush())
     world.store.shutdown()
     world.open()
     assert len(by_key(world.store, "orders", "k3", 10, 0, 1 << 60)) == 1

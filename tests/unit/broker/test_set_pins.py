@@ -21,12 +21,12 @@ def test_pin_is_released_only_once_the_delivery_is_confirmed() -> None:
     put_one(store, "t", 0, b"a timer, say")
     first_end = store.max_physical_offset
     waiting.at = 0
-    store.confirm(first_end)
+    store.visibility.confirm(first_end)
     assert pins.lowest() == 0
     put_one(store, "t", 0, b"its delivery, which no slave has yet")
     waiting.at = None
     assert pins.lowest() == 0, "was the delivery cut off, it would wait again"
-    store.confirm(store.max_physical_offset)
+    store.visibility.confirm(store.max_physical_offset)
     assert pins.lowest() == store.max_physical_offset
 
 
@@ -38,7 +38,7 @@ def test_eviction_frontier_advances_although_the_newest_is_unconfirmed() -> None
         put_one(store, "t", 0, b"x")
         waiting.at = before
         seen.append(pins.lowest())
-        store.confirm(before)  # always one message behind
+        store.visibility.confirm(before)  # always one message behind
     assert seen == sorted(seen)  # type: ignore[type-var]
     assert pins.lowest() != seen[0]
 

@@ -47,9 +47,11 @@ class JournaledLog:
         def nothing(*_: object) -> None: ...
 
         return SimpleNamespace(
-            confirmed_offset=0, max_physical_offset=0, lead=nothing, follow=nothing, write_queue_state=self.save,
-            queue_state_image=nothing, last_record=nothing, prepare_to_lead=nothing, is_following=False,
-            config=SimpleNamespace(store_host=("127.0.0.1", 1)), remember_raised=nothing,
+            max_physical_offset=0, lead=nothing, follow=nothing, prepare_to_lead=nothing,
+            queues=SimpleNamespace(write=self.save), reader=SimpleNamespace(last_record=nothing),
+            queue_changes=SimpleNamespace(image=nothing, remember_raised=nothing),
+            visibility=SimpleNamespace(confirmed=0), end=SimpleNamespace(is_following=False),
+            config=SimpleNamespace(store_host=("127.0.0.1", 1)),
         )  # fmt: skip
 
     def put(self, message: NewMessage, *, internal: bool) -> Any:

@@ -33,11 +33,11 @@ async def slave(
     async with running(root, "slaveReadEnable=true", clock=clock) as (broker, connection):
         for _ in range(CONFIRMED):
             await send(connection, "t")
-        broker.store.join_set(broker.store.max_physical_offset)
+        broker.store.visibility.join_set(broker.store.max_physical_offset)
         broker.offsets.commit("g", "t", 0, 2)
         for _ in range(CONFIRMED, ALL):
             await send(connection, "t")
-        assert broker.store.next_offset("t", 0) == ALL
+        assert broker.store.queues.next_offset("t", 0) == ALL
         turn(broker, role)
         yield broker, connection
 
@@ -118,7 +118,7 @@ async def test_reader_below_the_slaves_log_begin_is_not_moved_forward(tmp_path: 
     """The master or the archive may have messages that this slave never had."""
 
     async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
-        broker.store.set_min_offset("t", 0, 2)
+        broker.store.queue_changes.set_min_offset("t", 0, 2)
         answer = await pull(connection, 0)
         assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "0")
 
@@ -135,7 +135,7 @@ async def test_pull_without_an_archived_message_is_suspended_once_and_answered(
     async with running(tmp_path / "broker", *settings, clock=clock) as (broker, connection):
         for _ in range(3):
             await send(connection, "t")
-        broker.store.set_min_offset("t", 0, 2)  # no tier has the messages below
+        broker.store.queue_changes.set_min_offset("t", 0, 2)  # no tier has the messages below
         turn(broker, Role.SLAVE, has_master=has_master)
         waiting = await holds(broker, connection, 0)
         if not is_released:
@@ -163,7 +163,7 @@ async def test_pull_without_a_master_waits_for_confirmed_messages(tmp_path: Path
 
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
         waiting = await holds(broker, connection, ALL - 1)
-        broker.store.confirm(broker.store.max_physical_offset)
+        broker.store.visibility.confirm(broker.store.max_physical_offset)
         answer = await waiting
         assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [ALL - 1])
 
@@ -185,7 +185,7 @@ async def test_pull_suspended_during_a_change_of_role_is_answered_afterwards(tmp
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
         waiting = await holds(broker, connection, CONFIRMED)
         broker.role.become(Role.FENCED)
-        broker.store.confirm(broker.store.max_physical_offset)
+        broker.store.visibility.confirm(broker.store.max_physical_offset)
         while not broker.hold.count:  # woken by the confirmation and suspended again: a fenced broker answers no pull
             await asyncio.sleep(0)
         await ask(connection, Code.GET_BROKER_RUNTIME_INFO)
@@ -236,7 +236,7 @@ async def test_disabled_slave_reads_are_refused_like_by_rocketmq(tmp_path: Path)
         assert refused.code == ResponseCode.SYSTEM_BUSY
         assert refused.remark is not None
         assert refused.remark.startswith("[REJECTREQUEST]")
-        broker.store.confirm(broker.store.max_physical_offset)
+        broker.store.visibility.confirm(broker.store.max_physical_offset)
         assert (await waiting).code == ResponseCode.SYSTEM_BUSY
 
 
@@ -263,12 +263,12 @@ async def test_cold_reader_is_redirected_to_a_slave_and_back(tmp_path: Path, ena
 
 async def test_slave_finds_confirmed_messages_by_key_and_by_id(tmp_path: Path) -> None:
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
-        places = [entry[0] for offset in range(CONFIRMED) if (entry := broker.store.entry("t", 0, offset))]
-        end = broker.store.confirmed_offset
+        places = [entry[0] for offset in range(CONFIRMED) if (entry := broker.store.reader.entry("t", 0, offset))]
+        end = broker.store.visibility.confirmed
         found = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code for place in (*places, end)]
         assert found == [*[ResponseCode.SUCCESS] * CONFIRMED, ResponseCode.SYSTEM_ERROR]
-        broker.store.confirm(broker.store.max_physical_offset - 1)  # up to a byte within the last record
-        entry = broker.store.entry("t", 0, ALL - 2)
+        broker.store.visibility.confirm(broker.store.max_physical_offset - 1)  # up to a byte within the last record
+        entry = broker.store.reader.entry("t", 0, ALL - 2)
         assert entry is not None
         for place, code in ((entry[0], ResponseCode.SUCCESS), (entry[0] + entry[1], ResponseCode.SYSTEM_ERROR)):
             assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == code

@@ -10,68 +10,64 @@ from typing import Any
 import pytest
 
 from broker.archiving.environment import AskLoop
-from broker.store.message_store import MessageStore
+from broker.store.queue_table import QueueTable
+from broker.store.store_reader import StoreReader
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from tests.kit.broker.in_process import ask, running, send
 from tests.kit.clock.calls_per_turn import CallsPerTurn
 
+Count = Callable[[type, str], CallsPerTurn]
 TOPICS, QUEUES = 300, 2
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], CallsPerTurn]:
-    def count(name: str) -> CallsPerTurn:
-        counter = CallsPerTurn(getattr(MessageStore, name))
+def counted(monkeypatch: pytest.MonkeyPatch) -> Count:
+    def count(of: type, name: str) -> CallsPerTurn:
+        counter = CallsPerTurn(getattr(of, name))
 
         def method(*args: Any) -> Any:
             return counter(*args)
 
-        monkeypatch.setattr(MessageStore, name, method)
+        monkeypatch.setattr(of, name, method)
         return counter
 
     return count
 
 
-async def test_progress_of_a_group_over_many_topics_is_collected_in_slices(
-    tmp_path: Path, counted: Callable[[str], CallsPerTurn]
-) -> None:
+async def test_progress_of_a_group_over_many_topics_is_collected_in_slices(tmp_path: Path, counted: Count) -> None:
     async with running(tmp_path) as (broker, connection):
         for number in range(TOPICS):
             broker.topics.create_plain(f"topic-{number}", QUEUES)
             for queue in range(QUEUES):
                 broker.offsets.commit("g", f"topic-{number}", queue, 1)
-        looked_at = counted("shown_time")
+        looked_at = counted(StoreReader, "shown_time")
         answer = await ask(connection, Code.GET_CONSUME_STATS, consumerGroup="g")
         assert answer.code == 0
         assert answer.body.count(b"consumerOffset") == looked_at.all == TOPICS * QUEUES
         assert looked_at.most <= 40
 
 
-async def test_state_for_the_archive_is_captured_in_slices(
-    tmp_path: Path, counted: Callable[[str], CallsPerTurn]
-) -> None:
+async def test_state_for_the_archive_is_captured_in_slices(tmp_path: Path, counted: Count) -> None:
     async with running(tmp_path) as (broker, _):
         store = broker.store
         for number in range(1_200):
             store.queue_for(f"topic-{number}", 0)
-        taken = counted("following_of")
+        taken = counted(QueueTable, "following_of")
         ask = AskLoop(asyncio.get_running_loop())
         state = await asyncio.to_thread(broker.archive.capture.from_thread, ask)
         assert taken.all == len(state.queues) >= 1_200
         assert taken.most <= 500
 
 
-async def test_progress_of_all_groups_over_many_topics_is_collected_in_slices(
-    tmp_path: Path, counted: Callable[[str], CallsPerTurn]
-) -> None:
+async def test_progress_of_all_groups_over_many_topics_is_collected_in_slices(tmp_path: Path, counted: Count) -> None:
     async with running(tmp_path) as (broker, connection):
         for group in ("g", "h"):
             broker.groups.find(group)
             for number in range(TOPICS):
                 broker.topics.create_plain(f"topic-{number}", QUEUES)
                 broker.offsets.commit(group, f"topic-{number}", 0, 1)
-        looked_at = counted("max_offset")
+        looked_at = counted(QueueTable, "max_offset")
         answer = await ask(connection, Code.GET_BROKER_CONSUME_STATS, isOrder="false")
         assert answer.code == 0
         told = {name: parts for row in lenient_loads(answer.body)["consumeStatsList"] for name, parts in row.items()}
@@ -82,9 +78,7 @@ async def test_progress_of_all_groups_over_many_topics_is_collected_in_slices(
         assert looked_at.most <= 40
 
 
-async def test_consumer_lags_are_looked_up_once_per_topic_in_slices(
-    tmp_path: Path, counted: Callable[[str], CallsPerTurn]
-) -> None:
+async def test_consumer_lags_are_looked_up_once_per_topic_in_slices(tmp_path: Path, counted: Count) -> None:
     async with running(tmp_path) as (broker, connection):
         for number in range(TOPICS):
             topic = f"topic-{number}"
@@ -93,7 +87,7 @@ async def test_consumer_lags_are_looked_up_once_per_topic_in_slices(
                 broker.offsets.commit(group, topic, 0, 1 if number else 0)
             if not number:
                 await send(connection, topic)
-        ends, minimums = counted("max_offset"), counted("min_offset")
+        ends, minimums = counted(QueueTable, "max_offset"), counted(QueueTable, "min_offset")
         lags = await broker.topic_metrics.consumer_lags(10)
         assert (lags.count, [lag.messages for lag in lags.rows()][:4]) == (3 * TOPICS, [1, 1, 1, 0])
         assert ends.all <= 2 * TOPICS * QUEUES  # the groups of a topic may be in two slices

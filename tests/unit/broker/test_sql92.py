@@ -9,7 +9,7 @@ from broker.reading import sql92
 from broker.reading.message_filter import limits_of
 from broker.reading.record_filter import select
 from broker.reading.sql92 import SqlError, compile_sql
-from broker.store.message_store import GetResult
+from broker.store.reading import GetResult
 from neve.record.codec import encode_record
 from neve.record.layout import BORN_HOST_V6
 from neve.record.properties import properties_to_bytes

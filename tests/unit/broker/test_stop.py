@@ -34,7 +34,7 @@ def make_broker(root: Path) -> BrokerController:
 
 
 def stored(broker: BrokerController) -> int:
-    return broker.store.max_offset("orders", 0)
+    return broker.store.queues.max_offset("orders", 0)
 
 
 async def test_step_that_fails_or_hangs_does_not_prevent_the_others() -> None:
@@ -69,13 +69,13 @@ async def test_hanging_fsync_does_not_block_a_stop_and_loses_no_synced_message(
     async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (broker, connection):
         await send(connection, "orders")
         store = broker.store
-        flush = store.flush
+        flush = store.visibility.flush
 
         def hang() -> int:
             assert may_go.wait(60)
             return flush()
 
-        monkeypatch.setattr(store, "flush", hang)
+        monkeypatch.setattr(store.visibility, "flush", hang)
         connection.close()
         await broker.shutdown()
         assert (broker.left_behind, broker.life.exit_code) == (["flush"], EXIT_FAILED)
@@ -96,7 +96,7 @@ async def test_failed_sync_during_a_stop_fails_the_stop(tmp_path: Path, monkeypa
         def fail() -> int:
             raise StoreNotWritable("a sync to the disk failed: Input/output error")
 
-        monkeypatch.setattr(broker.store, "flush", fail)
+        monkeypatch.setattr(broker.store.visibility, "flush", fail)
         await broker.shutdown()
         monkeypatch.undo()
         assert (broker.left_behind, broker.life.exit_code) == ([], EXIT_FAILED)

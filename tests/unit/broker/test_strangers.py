@@ -54,7 +54,7 @@ async def test_overlong_header_is_refused_and_the_connection_stays_open(tmp_path
         batch = await ask(connection, Code.SEND_BATCH_MESSAGE, a="p", b="T", c="TBW102", d=1, e=0, f=0, g=1, h=0,
                           i="k\x01" + "v" * 70_000, m="true")  # fmt: skip
         assert batch.code == ResponseCode.MESSAGE_ILLEGAL
-        assert broker.store.max_offset("T", 0) == 2
+        assert broker.store.queues.max_offset("T", 0) == 2
 
 
 async def test_client_is_unregistered_only_by_its_own_connection(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from broker.config import BrokerConfig
 from broker.reading.tiered_store import PendingRead, TieredStore
 from broker.store.config import StoreConfig
-from broker.store.message_store import GetResult, MessageStore
+from broker.store.message_store import MessageStore
+from broker.store.reading import GetResult
 from infra.clock import SystemClock
 from infra.config.properties import ConfigError, load
 from infra.disk.filesystem import RealDisk
@@ -50,9 +51,9 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     store.load()
     for number in range(COUNT):
         if number == ROLLED_AT:
-            store.roll()
+            store.end.roll()
         store.put("T", 0, b"hot", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("127.0.0.1", 1))
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     yield store
     store.shutdown()
 
@@ -89,7 +90,7 @@ def test_level_decides_which_tier_answers(
     both = tiered(store, level)
     assert answered_hot(both) == list(range(hot_from, COUNT + 1))
     store.take_out(0)()
-    assert store.min_offset("T", 0) == ROLLED_AT
+    assert store.queues.min_offset("T", 0) == ROLLED_AT
     assert answered_hot(both) == list(range(hot_from_once_evicted, COUNT + 1))
     assert both.min_offset("T", 0) == (ROLLED_AT if level == "DISABLE" else 0)
 

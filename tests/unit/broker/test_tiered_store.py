@@ -12,7 +12,7 @@ from broker.config import BrokerConfig
 from broker.reading.sql92 import compile_sql
 from broker.reading.tiered_store import PendingRead, TieredStore
 from broker.requests.slave_pull import moves_on
-from broker.store.message_store import GetResult
+from broker.store.reading import GetResult
 from infra.loop.in_steps import Steps
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Commit, CommittedObject, Gap, RowGroup

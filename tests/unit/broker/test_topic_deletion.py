@@ -73,7 +73,7 @@ class BrokerMachine:
 
     def hot(self, first: int) -> list[int]:
         """Return the queue offsets in the local log from one on."""
-        result = self.process.store.get(TOPIC, 0, first, 32, 1 << 20)
+        result = self.process.store.reader.get(TOPIC, 0, first, 32, 1 << 20)
         return [record.queue_offset for buffer in result.buffers for record in iter_records(buffer)]
 
     def tombstones(self) -> list[Topic]:
@@ -158,7 +158,7 @@ def forgotten(machine: BrokerMachine) -> None:
     assert machine.process.lifecycle.expire.run()["deleted"] == 1
     machine.process.lifecycle.offload.run(roll=True, evict=True)
     assert machine.process.lifecycle.forget.run() == 1
-    assert TOPIC not in machine.process.journal.named and not machine.process.store.deleted_below()
+    assert TOPIC not in machine.process.journal.named and not machine.process.store.queues.ended()
 
 
 @pytest.mark.parametrize("how", ["goes on", "power cut after FORGET", "power cut after messages"])

@@ -94,13 +94,13 @@ async def test_sends_to_a_new_topic_wait_for_one_shared_save_of_the_topic(tmp_pa
         await until(lambda: len(broker.topics.unsaved) == 100 and disk.pending == 1)
         await send(connection, "known")
         assert not any(task.done() for task in new)
-        assert broker.store.max_offset("new-7", 0) == 0, "not even stored"
+        assert broker.store.queues.max_offset("new-7", 0) == 0, "not even stored"
         disk.go.set()
         await asyncio.gather(*new)
         assert disk.writes - writes <= 3
         assert disk.on_loop == 0
         assert broker.store.max_physical_offset > made
-        assert [broker.store.max_offset(f"new-{number}", 0) for number in (0, 7, 99)] == [3, 3, 3]
+        assert [broker.store.queues.max_offset(f"new-{number}", 0) for number in (0, 7, 99)] == [3, 3, 3]
     after_kill = manager(tmp_path / "config" / "topics.json")
     after_kill.load()
     assert after_kill.select("new-99") is not None
@@ -113,7 +113,7 @@ async def test_failed_save_of_a_topic_fails_the_send_and_the_next_retries(tmp_pa
         for _ in range(2):
             with pytest.raises(AssertionError, match="No space"):
                 await send(connection, "new")
-        assert broker.store.max_offset("new", 0) == 0
+        assert broker.store.queues.max_offset("new", 0) == 0
         disk.fault = None
         await send(connection, "new")
 
@@ -126,16 +126,16 @@ async def test_dead_letter_is_acknowledged_only_after_its_topic_is_saved(tmp_pat
         await until(lambda: broker.topics.is_saved("%RETRY%g"))
         await broker.topics.file.save()
         disk.go.clear()
-        entry = broker.store.entry("T", 0, 0)
+        entry = broker.store.reader.entry("T", 0, 0)
         assert entry is not None
         ext = {"group": "g", "offset": entry[0], "delayLevel": -1, "originTopic": "T"}
         back = asyncio.create_task(ask(connection, Code.CONSUMER_SEND_MSG_BACK, **ext))
         await until(lambda: disk.pending == 1)
         assert not back.done()
-        assert broker.store.max_offset("%DLQ%g", 0) == 0
+        assert broker.store.queues.max_offset("%DLQ%g", 0) == 0
         disk.go.set()
         assert (await back).code == 0
-        assert broker.store.max_offset("%DLQ%g", 0) == 1
+        assert broker.store.queues.max_offset("%DLQ%g", 0) == 1
 
 
 async def test_heartbeat_with_many_new_groups_saves_in_bulk_outside_the_loop(tmp_path: Path) -> None:

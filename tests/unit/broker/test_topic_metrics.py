@@ -166,12 +166,12 @@ def test_nonexistent_offsets_do_not_count_as_lag(tmp_path: Path) -> None:
             await send(connection, "T")
         commit(broker, "g", "T", 2)
         assert broker.topics.select("T") is not None
-        (queue,) = store.queues_of("T")
-        store.create_queue_at("T", queue, 10_000_005)
+        (queue,) = store.queues.names_of("T")
+        store.queue_changes.create_queue_at("T", queue, 10_000_005)
         gap = Gap(topic="T", queue=queue, first=5, last=10_000_004, reason="restored")
         await asyncio.to_thread(journal.append, gap)
         await send(connection, "T")
-        assert store.max_offset("T", queue) > 10_000_000
+        assert store.queues.max_offset("T", queue) > 10_000_000
         assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "T"] == 4
         answer = await ask(connection, Code.GET_TOPIC_STATS_INFO, topic="T")
         table = lenient_loads(answer.body)["offsetTable"]
@@ -179,7 +179,7 @@ def test_nonexistent_offsets_do_not_count_as_lag(tmp_path: Path) -> None:
         answer = await ask(connection, Code.GET_CONSUME_STATS, consumerGroup="g", topic="T")
         table = lenient_loads(answer.body)["offsetTable"]
         assert [entry["messages"] for entry in table.values() if entry["consumerOffset"]] == [4]
-        store.set_min_offset("T", queue, 4)
+        store.queue_changes.set_min_offset("T", queue, 4)
         assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "T"] == 2
 
     with_broker(tmp_path, work, f"storeUrl=dir:{tmp_path / 'store'}")

@@ -89,7 +89,7 @@ class CrashedStore:
         assert self.timers.take(message, names) is not None
 
     def delivered(self, topic: str = "orders") -> list[bytes]:
-        got = self.store.get(topic, 0, 0, 2000, 1 << 20)
+        got = self.store.reader.get(topic, 0, 0, 2000, 1 << 20)
         return [record.body for buffer in got.buffers for record in iter_records(buffer)]
 
 
@@ -263,7 +263,7 @@ def test_timer_of_a_deleted_topic_is_dropped(machine: Callable[[], CrashedStore]
     first.timer(b"m", topic="gone", TIMER_DELAY_MS="1000")
     first.clock.advance(1000)
     assert first.timers.deliver_due() == 1
-    assert "gone" not in first.store.queues()
+    assert "gone" not in first.store.queues.names()
 
 
 def test_clock_set_back_hides_no_timer_from_the_next_start(machine: Callable[[], CrashedStore]) -> None:
@@ -349,15 +349,15 @@ def test_pending_timer_is_reappended_from_its_segment_and_delivered_once(machine
         first.timer(b"%d" % index, TIMER_DELAY_SEC="3600")
     first.timer(b"recalled", TIMER_DELAY_SEC="3600")
     first.timer(b"recall", recall="orders+id-recalled", TIMER_DELAY_SEC="3600")
-    first.store.roll()
-    segment = first.store.segments()[0]
+    first.store.end.roll()
+    segment = first.store.reader.segments()[0]
     assert (first.timers.pinned_from(), len(first.timers)) == (segment.base, 102)
     while first.timers.reappend(segment.end):
         assert len(first.timers) >= 101
     pinned = first.timers.pinned_from()
     assert pinned is not None
     assert pinned >= segment.end
-    first.store.after_flush(first.store.flush())
+    first.store.after_flush(first.store.visibility.flush())
     first.store.take_out(segment.base)()
     second = machine()
     assert second.timers.pinned_from() == pinned
@@ -374,9 +374,9 @@ def test_pending_timer_is_reappended_from_its_segment_and_delivered_once(machine
 def test_crash_before_the_mark_of_a_reappended_timer_loses_none(machine: Callable[[], CrashedStore]) -> None:
     first = machine()
     first.timer(b"a", TIMER_DELAY_SEC="3600")
-    first.store.roll()
+    first.store.end.roll()
     first.timers._mark = lambda: None  # type: ignore[method-assign]
-    assert first.timers.reappend(first.store.segments()[0].end)
+    assert first.timers.reappend(first.store.reader.segments()[0].end)
     second = machine()
     first.clock.advance(3_600_000)
     second.timers.deliver_due()
@@ -389,13 +389,13 @@ def test_reappended_half_message_is_found_by_its_first_offset(
     first = machine()
     stored = [first.half(b"%d" % index) for index in range(100)]
     first.halves.asked(first.halves.waiting()[:2])
-    first.store.roll()
-    segment = first.store.segments()[0]
+    first.store.end.roll()
+    segment = first.store.reader.segments()[0]
     assert not first.halves.reappend(segment.end), "most end by themselves within minutes"
     first.clock.advance(REAPPEND_AGAIN_MS)
     while first.halves.reappend(segment.end):
         assert len(first.halves) == 100
-    first.store.after_flush(first.store.flush())
+    first.store.after_flush(first.store.visibility.flush())
     first.store.take_out(segment.base)()
     second = machine()
     for each in (first, second):
@@ -406,7 +406,7 @@ def test_reappended_half_message_is_found_by_its_first_offset(
         for index in (0, 99):
             half = each.halves.reappended_from(stored[index].physical_offset)
             assert half is not None
-            raw = each.store.record_at(half.physical_offset)
+            raw = each.store.reader.record_at(half.physical_offset)
             assert raw is not None
             assert decode_record(raw).body == b"%d" % index
             each.halves.end(half, ROLLBACK)
@@ -510,7 +510,7 @@ def test_reappended_or_delivered_timers_leave_a_bounded_number_of_entries(machin
     one.clock.advance(250_000_000)
     while one.timers.deliver_due():
         pass
-    assert (len(one.timers), one.store.max_offset("orders", 0)) == (0, 2000 + 200)
+    assert (len(one.timers), one.store.queues.max_offset("orders", 0)) == (0, 2000 + 200)
 
 
 LEVELS = [60_000, 2 * 86_400_000]
@@ -546,19 +546,19 @@ def test_long_delayed_message_is_reappended_as_a_timer_and_delivered_once(
     delay(first, b"soon", 1)
     for index in range(40):
         delay(first, b"%d" % index, 2)
-    first.store.roll()
-    segment = first.store.segments()[0]
+    first.store.end.roll()
+    segment = first.store.reader.segments()[0]
     while schedule.reappend(segment.end, first.timers):
         assert len(first.timers) <= 40
     assert len(first.timers) == 40
     assert schedule.oldest_pending_physical() == segment.base, "what is due soon goes by itself"
-    raw = first.store.record_at(first.timers._heap[0][2])
+    raw = first.store.reader.record_at(first.timers._heap[0][2])
     assert raw is not None
     assert code_of_entry(decode_record(raw)) == first.clock.now_ms() + LEVELS[1], "a lost entry is made again"
     first.clock.advance(LEVELS[0])
     assert schedule.deliver_due() == 1
     assert schedule.oldest_pending_physical() is None
-    first.store.after_flush(first.store.flush())
+    first.store.after_flush(first.store.visibility.flush())
     first.store.take_out(segment.base)()
     second = machine()
     again = schedule_of(second)
@@ -568,7 +568,7 @@ def test_long_delayed_message_is_reappended_as_a_timer_and_delivered_once(
     again.deliver_due()
     second.timers.deliver_due()
     assert second.delivered() == [b"soon", *(b"%d" % index for index in range(40))]
-    got = second.store.get("orders", 0, 40, 1, 1 << 20)
+    got = second.store.reader.get("orders", 0, 40, 1, 1 << 20)
     (record,) = [record for buffer in got.buffers for record in iter_records(buffer)]
     assert record.properties == {"REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "k"}
 
@@ -589,7 +589,7 @@ def test_timer_that_cannot_be_reappended_keeps_its_offset(
 ) -> None:
     first = machine()
     first.timer(b"a", TIMER_DELAY_SEC="3600")
-    first.store.roll()
+    first.store.end.roll()
 
     def full(*_: object, **__: object) -> PutResult:
         raise StoreFull("no room")
@@ -597,7 +597,7 @@ def test_timer_that_cannot_be_reappended_keeps_its_offset(
     with monkeypatch.context() as patch:
         patch.setattr(first.store, "put", full)
         with pytest.raises(StoreFull):
-            first.timers.reappend(first.store.segments()[0].end)
+            first.timers.reappend(first.store.reader.segments()[0].end)
     assert (first.timers.pinned_from(), len(first.timers)) == (0, 1)
     first.clock.advance(3_600_000)
     first.timers.deliver_due()
@@ -617,13 +617,13 @@ def test_timer_whose_queue_entry_was_lost_keeps_its_due_time(tmp_path: Path) -> 
             WHEEL_TIMER_TOPIC, 0, b"m", properties.encode(), flag=0, sys_flag=0, born_timestamp=0, born_host=HOST,
             tags_code=-when if recall else when,
         )  # fmt: skip
-    first = store.file_at(0)
+    first = store.log.at(0)
     assert first is not None
     first.crc_map[:] = bytes(len(first.crc_map))
     disk.kill()
     again = MessageStore(config, disk, clock)
     assert again.load().records_without_crc == 2
-    entries = [again.entry(WHEEL_TIMER_TOPIC, 0, offset) for offset in range(2)]
+    entries = [again.reader.entry(WHEEL_TIMER_TOPIC, 0, offset) for offset in range(2)]
     assert [entry[2] for entry in entries if entry is not None] == [when, -when]
 
 
@@ -686,9 +686,9 @@ def test_timer_whose_record_is_only_partly_confirmed_is_not_lost(
         first.clock.set_wall(right + 86_400_000)
         assert first.timers.deliver_due() == 1
     delivered = first.delivered()
-    first.store.join_set(first.store.max_physical_offset)
+    first.store.visibility.join_set(first.store.max_physical_offset)
     first.timer(b"soon", TIMER_DELAY_SEC="2")
-    first.store.confirm(first.store.max_physical_offset - 1)
+    first.store.visibility.confirm(first.store.max_physical_offset - 1)
     if clock_goes_back:
         first.clock.set_wall(right + 2_000)
         while first.timers.deliver_due() or first.timers._rewind_below is not None:
@@ -696,7 +696,7 @@ def test_timer_whose_record_is_only_partly_confirmed_is_not_lost(
     first.clock.set_wall(right + 200_000_000)
     assert first.timers.deliver_due() == 0
     assert len(first.timers) == 1
-    first.store.confirm(first.store.max_physical_offset)
+    first.store.visibility.confirm(first.store.max_physical_offset)
     assert first.timers.deliver_due() == 1
-    first.store.confirm(first.store.max_physical_offset)
+    first.store.visibility.confirm(first.store.max_physical_offset)
     assert first.delivered() == [*delivered, b"soon"]

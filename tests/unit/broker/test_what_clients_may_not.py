@@ -85,7 +85,7 @@ def test_pending_messages_are_not_delivered_to_internal_topics(tmp_path: Path, t
         broker.transactions.take(message, {"UNIQ_KEY": "u"})
         await broker.flusher.flush_now()
         half = broker.transactions.waiting()[0]
-        ends = broker.store.max_offset(target, 0)
+        ends = broker.store.queues.max_offset(target, 0)
         clock.advance(1_001)
         broker.schedule.deliver_due()
         broker.timers.deliver_due()
@@ -94,8 +94,8 @@ def test_pending_messages_are_not_delivered_to_internal_topics(tmp_path: Path, t
             tranStateTableOffset=half.queue_offset, commitLogOffset=half.physical_offset,
         )  # fmt: skip
         assert answer.code != ResponseCode.SUCCESS
-        assert broker.store.max_offset(target, 0) <= ends + (target == "rmq_sys_wheel_timer")
-        assert broker.store.max_offset("t", 0) == 2, "those behind them are delivered"
+        assert broker.store.queues.max_offset(target, 0) <= ends + (target == "rmq_sys_wheel_timer")
+        assert broker.store.queues.max_offset("t", 0) == 2, "those behind them are delivered"
         assert broker.faults.counts["a delayed message"] == 1
         # a timer with an Apache master's revive log as target is dropped because of its name
         assert broker.faults.counts["a timer message"] == ("REVIVE" not in target)
@@ -106,7 +106,7 @@ def test_pending_messages_are_not_delivered_to_internal_topics(tmp_path: Path, t
 def test_log_writer_refuses_internal_topics_in_each_method(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "t")
-        raw = broker.store.newest_record()
+        raw = broker.store.reader.newest_record()
         assert raw is not None
         for topic in TARGETS:
             message = NewMessage(topic=topic, queue_id=0, body=b"forged", born_timestamp=1)
@@ -174,7 +174,7 @@ def test_timer_is_recalled_only_by_topic_and_id(tmp_path: Path) -> None:
         await broker.flusher.flush_now()
         clock.advance(10_001)
         broker.timers.deliver_due()
-        assert [broker.store.max_offset(topic, 0) for topic in ("ours", "theirs")] == [2, 2]
+        assert [broker.store.queues.max_offset(topic, 0) for topic in ("ours", "theirs")] == [2, 2]
 
     with_broker(tmp_path, work)
 
@@ -251,8 +251,8 @@ def test_metadata_log_cannot_be_read_by_topic_or_by_offset(tmp_path: Path) -> No
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "T", b"m")
-        entry = broker.store.entry(METADATA_LOG, 0, 0)
-        assert entry is not None and broker.store.record_at(entry[0]) is not None
+        entry = broker.store.reader.entry(METADATA_LOG, 0, 0)
+        assert entry is not None and broker.store.reader.record_at(entry[0]) is not None
         place = {"offset": entry[0], "topic": METADATA_LOG}
         back = {"group": "g", "offset": entry[0], "delayLevel": 1, "originTopic": "T"}
         pull = {

@@ -18,7 +18,7 @@ from broker.pop.pop_book import PopBook
 from broker.pop.pop_consumer_service import PopConsumerService
 from broker.pop.pop_queue import MAX_INVISIBLE_MS
 from broker.requests import wide_answer
-from broker.store.message_store import MessageStore
+from broker.store.queue_table import QueueTable
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from infra.clock import ManualClock
 from infra.loop.in_steps import at_once
@@ -73,7 +73,7 @@ async def test_wide_request_reads_one_slice_per_turn(
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         make(broker)
-        looked_at = counted(MessageStore, "max_offset")
+        looked_at = counted(QueueTable, "max_offset")
         encoded: list[int] = []
         encode = dumps_object_keys
 
@@ -158,7 +158,7 @@ async def test_pop_reads_one_slice_of_queues_per_turn(
 ) -> None:
     async with running(tmp_path) as (broker, connection):
         make(broker, with_offsets=False)
-        looked_at, found = counted(MessageStore, "max_offset"), counted(PopBook, "find")
+        looked_at, found = counted(QueueTable, "max_offset"), counted(PopBook, "find")
         answer = await pop(connection, "g", pollTime=poll_ms)
         assert answer.code == ResponseCode.POLLING_TIMEOUT
         assert looked_at.all >= QUEUES

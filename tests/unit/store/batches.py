@@ -19,7 +19,7 @@ def body(number: int) -> bytes:
 
 def queues(store: MessageStore) -> list[list[bytes]]:
     """Return the visible message bodies of each queue."""
-    reads = [store.get("t", queue, 0, COUNT, 1 << 20) for queue in range(4)]
+    reads = [store.reader.get("t", queue, 0, COUNT, 1 << 20) for queue in range(4)]
     return [[record.body for part in read.buffers for record in iter_records(part)] for read in reads]
 
 

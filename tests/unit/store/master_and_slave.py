@@ -29,15 +29,15 @@ class MasterAndSlave:
         put_one(self.master, topic, queue, body)
 
     def recreate(self) -> None:
-        self.master.delete_topic(TOPIC, begin_again=True)
+        self.master.queue_changes.delete_topic(TOPIC, begin_again=True)
 
     def pass_on(self, most: int = 1 << 30) -> None:
         while most > 0:
-            start = self.slave.replica_offset if self.slave.segments() else 0
+            start = self.slave.replica.next_offset if self.slave.reader.segments() else 0
             at, data = self.master.log_bytes(start, 1 << 62, min(most, self.dice.choice((50, 700, 1 << 20))))
             if not data:
                 return
-            self.slave.append_replica(data, at)
+            self.slave.replica.append(data, at)
             most -= len(data)
 
     def kill(self) -> None:

@@ -26,5 +26,5 @@ SIZE = len(record(0, 0))
 def short(disk: SimDisk, count: int, **changes: Any) -> MessageStore:
     store = open_store(disk, ManualClock(), following=True, **changes)
     for number in range(count):
-        store.append_replica(record(SIZE * number, number), SIZE * number)
+        store.replica.append(record(SIZE * number, number), SIZE * number)
     return store

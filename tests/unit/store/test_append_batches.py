@@ -27,7 +27,7 @@ def test_batch_append_equals_single_appends(open_store: Open, disk: SimDisk) -> 
         for start in range(0, COUNT, size):
             places += store.append(sends(store, range(start, min(start + size, COUNT))), HOST, 1000)
         assert len(places) == COUNT
-        assert len(store.segments()) > 4
+        assert len(store.reader.segments()) > 4
         found = [by_key(store, "t", f"key{number}", 1, 0, 1 << 50) for number in (0, 7, COUNT - 1)]
         kept.append((places, queues(store), found))
         disk.kill()
@@ -54,17 +54,17 @@ def test_append_stops_at_its_budget_of_queue_files(
     done = 4
     while done < len(batch):
         mapped.clear()
-        store.rooms.left = 2
+        store.queues.rooms.left = 2
         places = store.append(batch[done:], HOST, 1000)
         assert places
         assert len(mapped) <= 2
         done += len(places)
     assert queues(store) == [[body(number) for number in range(queue, 12, 4)] for queue in range(4)]
-    store.rooms.left = 0
+    store.queues.rooms.left = 0
     with pytest.raises(NotThisTurn):
         store.queue_for("t", 4)
-    assert store.queues_of("t") == [0, 1, 2, 3]
-    store.rooms.left = None
+    assert store.queues.names_of("t") == [0, 1, 2, 3]
+    store.queues.rooms.left = None
     store.queue_for("t", 4)
 
 
@@ -73,7 +73,7 @@ def test_batch_is_stored_up_to_the_first_unstorable_message(open_store: Open) ->
     batch = sends(store, range(5))
     too_large = (batch[3][0], bytes(store.config.max_message_size + (1 << 17)), *batch[3][2:])
     assert len(store.append([*batch[:3], too_large, batch[4]], HOST, 1000)) == 3
-    assert [store.max_offset("t", queue) for queue in range(4)] == [1, 1, 1, 0]
+    assert [store.queues.max_offset("t", queue) for queue in range(4)] == [1, 1, 1, 0]
     with pytest.raises(MessageIllegal):
         store.append([too_large, batch[4]], HOST, 1000)
     assert len(store.append(batch[3:], HOST, 1000)) == 2
@@ -82,7 +82,7 @@ def test_batch_is_stored_up_to_the_first_unstorable_message(open_store: Open) ->
 def test_failed_batch_write_stores_nothing_and_stops_the_store(open_store: Open, disk: SimDisk) -> None:
     store = open_store()
     store.append(sends(store, range(8)), HOST, 1000)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     end = store.max_physical_offset
     disk.fail_write = lambda _path: True
     with pytest.raises(StoreNotWritable):
@@ -90,9 +90,9 @@ def test_failed_batch_write_stores_nothing_and_stops_the_store(open_store: Open,
     disk.fail_write = lambda _path: False
     with pytest.raises(StoreNotWritable):
         store.append(sends(store, range(8, 9)), HOST, 1000)
-    assert store.dirty, "the flusher hears of it and stops the broker"
+    assert store.visibility.is_dirty, "the flusher hears of it and stops the broker"
     with pytest.raises(StoreNotWritable):
-        store.flush()
+        store.visibility.flush()
     assert queues(store) == [[body(queue), body(queue + 4)] for queue in range(4)]
     assert store.max_physical_offset == end
     assert by_key(store, "t", "key9", 1, 0, 1 << 50) == []
@@ -149,11 +149,11 @@ def test_paired_messages_are_stored_both_or_not_at_all(
             put_pair()
         except StoreFull:
             refused += 1
-            assert [store.max_offset("t", queue) for queue in range(2)] == [pairs, pairs]
+            assert [store.queues.max_offset("t", queue) for queue in range(2)] == [pairs, pairs]
             is_full = False
             put_pair()
-        assert [store.max_offset("t", queue) for queue in range(2)] == [pairs + 1, pairs + 1]
+        assert [store.queues.max_offset("t", queue) for queue in range(2)] == [pairs + 1, pairs + 1]
     assert refused
     disk.kill()
     again = open_store(commit_log_file_size=log_file, queue_first_step=step, queue_file_size=8000)
-    assert [again.max_offset("t", queue) for queue in range(2)] == [301, 301]
+    assert [again.queues.max_offset("t", queue) for queue in range(2)] == [301, 301]

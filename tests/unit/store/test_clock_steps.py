@@ -32,7 +32,7 @@ def test_store_time_is_constant_while_the_clock_is_slightly_behind(
     assert put(store).store_timestamp == first.store_timestamp
     clock.advance(1001)
     assert put(store).store_timestamp == first.store_timestamp + 1
-    assert store.steps_back == 0
+    assert store.end.steps_back == 0
 
 
 def test_store_time_follows_the_clock_after_a_large_step_back(
@@ -43,10 +43,10 @@ def test_store_time_follows_the_clock_after_a_large_step_back(
     put(store)
     clock.set_wall(right + 1)
     assert put(store).store_timestamp == right + 1
-    assert store.steps_back == 1
+    assert store.end.steps_back == 1
     assert "86400.0 s behind the newest record" in caplog.text
     assert put(store).store_timestamp == right + 1
-    assert store.steps_back == 1
+    assert store.end.steps_back == 1
 
 
 def stepped(open_store: Open, put: Put, clock: ManualClock, **changes: Any) -> MessageStore:
@@ -57,9 +57,9 @@ def stepped(open_store: Open, put: Put, clock: ManualClock, **changes: Any) -> M
     put(store, "b", keys="ahead")
     clock.set_wall(right + HOUR)
     put(store, "a", keys="later")
-    store.roll()
+    store.end.roll()
     put(store, "a")
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     return store
 
 
@@ -72,7 +72,7 @@ def test_segment_time_is_the_newest_store_time_in_it(
     store = stepped(open_store, put, clock, **changes)
 
     def told(of: MessageStore) -> list[tuple[int, int]]:
-        return [(segment.newest_store_time, segment.topics["a"][1]) for segment in of.segments()]
+        return [(segment.newest_store_time, segment.topics["a"][1]) for segment in of.reader.segments()]
 
     assert told(store) == [(right + DAY, right + DAY), (right + HOUR, right + HOUR)]
     if clean:
@@ -80,9 +80,9 @@ def test_segment_time_is_the_newest_store_time_in_it(
         again = open_store(**changes)
     else:
         again = open_store(disk.power_cut(1), **changes)
-        assert again.max_offset("a", 0) == 3, "a step back of the clock is no torn end of the log"
+        assert again.queues.max_offset("a", 0) == 3, "a step back of the clock is no torn end of the log"
     assert told(again)[0] == (right + DAY, right + DAY)
-    assert again.newest_store_time == right + HOUR
+    assert again.end.last_time == right + HOUR
 
 
 def test_segment_without_table_is_scanned_for_its_newest_time(
@@ -93,7 +93,7 @@ def test_segment_without_table_is_scanned_for_its_newest_time(
     store.shutdown()
     for name in disk.list_dir(Path("/store/commitlogtable")):
         disk.remove(Path("/store/commitlogtable") / name)
-    first, _ = open_store().segments()
+    first, _ = open_store().reader.segments()
     assert (first.newest_store_time, first.topics["b"][1]) == (right + DAY, right + DAY)
 
 
@@ -107,9 +107,9 @@ def test_search_by_time_skips_no_message_from_the_requested_time(
         ahead = DAY if 20 <= number < 30 else 0
         clock.set_wall(right + number * 1000 + ahead)
         times.append(put(store).store_timestamp)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     for number in (*range(20), *range(30, 60)):
-        assert at_once(store.offset_by_time("t", 0, times[number], False)) <= number
+        assert at_once(store.reader.offset_by_time("t", 0, times[number], False)) <= number
 
 
 V6 = ("2001:db8::1", 4000)
@@ -129,9 +129,9 @@ def test_search_by_time_is_exact_where_the_clock_was_set_back(
         for queue, stored in enumerate(times):
             for wanted in {right - 1, *(time + more for time in stored for more in (-1, 0, 1))}:
                 first = next((at for at, time in enumerate(stored) if time >= wanted), len(stored))
-                assert at_once(of.offset_by_time("t", queue, wanted, False)) == first
+                assert at_once(of.reader.offset_by_time("t", queue, wanted, False)) == first
                 later = next((at for at, time in enumerate(stored) if time > wanted), len(stored))
-                assert at_once(of.offset_by_time("t", queue, wanted, True)) == max(later - 1, 0)
+                assert at_once(of.reader.offset_by_time("t", queue, wanted, True)) == max(later - 1, 0)
 
     def more(of: MessageStore) -> None:
         for _ in range(random.randrange(20, 60)):
@@ -141,8 +141,8 @@ def test_search_by_time_is_exact_where_the_clock_was_set_back(
             queue = random.randrange(2)
             times[queue].append(put(of, queue_id=queue, body=b"x" * random.randrange(900), **host).store_timestamp)
             if random.random() < 0.02:
-                of.roll()
-        of.after_flush(of.flush())
+                of.end.roll()
+        of.after_flush(of.visibility.flush())
 
     more(store)
     check(store)
@@ -168,7 +168,7 @@ def test_search_above_a_clock_step_reads_no_whole_file(
     for number in range(60):
         clock.set_wall(right + number * 10_000 + (30_000 if number == 20 else 0))
         put(store)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     read: list[int] = []
     by_reading = reading._first_by_reading
 
@@ -177,9 +177,9 @@ def test_search_above_a_clock_step_reads_no_whole_file(
         return by_reading(file, queue, low, stop, wanted)
 
     monkeypatch.setattr(reading, "_first_by_reading", counted)
-    assert at_once(store.offset_by_time("t", 0, right + 400_000, False)) == 40
+    assert at_once(store.reader.offset_by_time("t", 0, right + 400_000, False)) == 40
     assert read == []
-    assert at_once(store.offset_by_time("t", 0, right + 225_000, False)) == 20
+    assert at_once(store.reader.offset_by_time("t", 0, right + 225_000, False)) == 20
     assert len(read) == 1
 
 
@@ -193,12 +193,12 @@ def test_search_below_a_clock_step_reads_a_bounded_part_in_each_turn(
         put(store)
     clock.set_wall(right + 30_000)
     put(store)
-    store.after_flush(store.flush())
-    search = store.offset_by_time("t", 0, right + 50_000, False)
+    store.after_flush(store.visibility.flush())
+    search = store.reader.offset_by_time("t", 0, right + 50_000, False)
     turns = sum(1 for _ in search)
     assert turns == 50 // 8
-    assert at_once(store.offset_by_time("t", 0, right + 50_000, False)) == 50
-    assert at_once(store.offset_by_time("t", 0, right + 58_000, True)) == 58
+    assert at_once(store.reader.offset_by_time("t", 0, right + 50_000, False)) == 50
+    assert at_once(store.reader.offset_by_time("t", 0, right + 58_000, True)) == 58
 
 
 def test_interrupted_search_restarts_in_a_recreated_topic(
@@ -211,13 +211,13 @@ def test_interrupted_search_restarts_in_a_recreated_topic(
         put(store)
     clock.set_wall(right)
     put(store)
-    store.after_flush(store.flush())
-    search = store.offset_by_time("t", 0, right + 18_000, False)
+    store.after_flush(store.visibility.flush())
+    search = store.reader.offset_by_time("t", 0, right + 18_000, False)
     next(search)
-    store.delete_topic("t", begin_again=True)
+    store.queue_changes.delete_topic("t", begin_again=True)
     clock.set_wall(right + 19_000)
     put(store)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     assert at_once(search) == 0
 
 
@@ -227,7 +227,7 @@ def test_key_is_found_in_an_index_file_with_a_future_start_time(open_store: Open
     put(store, keys="ahead")
     clock.set_wall(right + HOUR)
     put(store, keys="later")
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     assert len(by_key(store, "t", "later", 10, right, right + 2 * HOUR)) == 1
     assert by_key(store, "t", "ahead", 10, right, right + 2 * HOUR) == []
 
@@ -238,6 +238,6 @@ def test_clock_step_back_does_not_delay_checkpoints(open_store: Open, put: Put, 
     clock.set_wall(clock.now_ms() - 8 * HOUR)
     clock.advance(10_000)
     end = put(store).physical_offset
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.upkeep()
-    assert store.checkpointed > end
+    assert store.checkpoints.checkpointed > end

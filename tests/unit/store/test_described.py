@@ -43,18 +43,18 @@ def append(master: RandomMaster, count: int, topics: tuple[str, ...] = TOPICS) -
 
 def pass_on(master: MessageStore, slave: MessageStore, limit: int, *, tells: bool) -> bool | None:
     """Transfer one frame, and return whether it was described, or None if there was none."""
-    start = slave.replica_offset if slave.segments() else master.min_physical_offset
-    one = master.described_append(start) if tells else None
+    start = slave.replica.next_offset if slave.reader.segments() else master.min_physical_offset
+    one = master.described.at(start) if tells else None
     if one is not None:
         data = one.records or bytes(master.log_bytes(start, one.end, 1 << 30)[1])
-        slave.append_replica(data, start, one.description)
+        slave.replica.append(data, start, one.description)
         return True
     at, some = master.log_bytes(start, 1 << 62, limit)
     if not some:
         return None
-    if at > max(start, slave.max_physical_offset) and slave.segments():
-        slave.go_on_with_master_at(at)
-    slave.append_replica(some, at)
+    if at > max(start, slave.max_physical_offset) and slave.reader.segments():
+        slave.replica.go_on_at(at)
+    slave.replica.append(some, at)
     return False
 
 
@@ -71,7 +71,7 @@ class TwoSlaves:
     def __init__(self, seed: int, **changes: Any) -> None:
         self.master = RandomMaster(seed, commit_log_file_size=LARGE, **changes)
         self.master.deletes = False
-        self.master.store.describe_appends(True)
+        self.master.store.described.want(True)
         self.disks = SimDisk(), SimDisk()
         self.told, self.looking = (
             open_store(disk, ManualClock(), following=True, commit_log_file_size=LARGE, confirmed=0, **changes)
@@ -79,7 +79,7 @@ class TwoSlaves:
         )
         self.heard: tuple[list[Any], list[Any]] = [], []
         for store, heard in zip((self.told, self.looking), self.heard, strict=True):
-            store.tell(heard.extend)
+            store.visibility.subscribe(heard.extend)
 
     def catch_up(self) -> int:
         """Transfer the log to both slaves, and return the number of described appends."""
@@ -91,19 +91,19 @@ class TwoSlaves:
 
     def confirm(self, offset: int) -> None:
         for store in (self.told, self.looking):
-            store.confirm(offset)
-            store.after_flush(store.flush())
+            store.visibility.confirm(offset)
+            store.after_flush(store.visibility.flush())
 
     def assert_equal(self) -> None:
         assert list(log_of(self.told)) == list(log_of(self.looking))
         mine, theirs = ([(queue.topic, queue.queue_id, *what) for queue, *what in heard] for heard in self.heard)
         assert mine == theirs
-        assert self.told._end.table() == self.looking._end.table()
-        assert (self.told._end.last_time, self.told._end.high_time) == (
-            self.looking._end.last_time,
-            self.looking._end.high_time,
+        assert self.told.end.table() == self.looking.end.table()
+        assert (self.told.end.last_time, self.told.end.high_time) == (
+            self.looking.end.last_time,
+            self.looking.end.high_time,
         )
-        for queue, other in zip(self.told._queues.by_name.items(), self.looking._queues.by_name.items(), strict=True):
+        for queue, other in zip(self.told.queues.by_name.items(), self.looking.queues.by_name.items(), strict=True):
             assert queue[0] == other[0]
             assert (queue[1].end, queue[1].visible, queue[1].position) == (
                 other[1].end,
@@ -156,23 +156,23 @@ def test_damaged_description_or_records_are_refused_and_not_stored(part: str) ->
     pair.catch_up()
     append(pair.master, 20)
     start = pair.told.max_physical_offset
-    one = pair.master.store.described_append(start)
+    one = pair.master.store.described.at(start)
     assert one is not None
-    queues = {name: queue.end for name, queue in pair.told._queues.by_name.items()}
+    queues = {name: queue.end for name, queue in pair.told.queues.by_name.items()}
     whole = {"description": one.description, "records": one.records}
     for place in range(0, len(whole[part]), 1 if part == "description" else 37):
         wrong = bytearray(whole[part])
         wrong[place] ^= 1 << place % 8
         sent = whole | {part: bytes(wrong)}
         with pytest.raises(LogMismatch, match=f"at {start} the master sent"):
-            pair.told.append_replica(sent["records"], start, sent["description"])
+            pair.told.replica.append(sent["records"], start, sent["description"])
     for cut in (1, 3, 17, 200):
         with pytest.raises(LogMismatch):
-            pair.told.append_replica(one.records, start, one.description[:-cut])
+            pair.told.replica.append(one.records, start, one.description[:-cut])
         with pytest.raises(LogMismatch):
-            pair.told.append_replica(one.records[:-cut], start, one.description)
-    assert (pair.told.max_physical_offset, pair.told.replica_offset) == (start, start)
-    assert {name: queue.end for name, queue in pair.told._queues.by_name.items()} == queues
+            pair.told.replica.append(one.records[:-cut], start, one.description)
+    assert (pair.told.max_physical_offset, pair.told.replica.next_offset) == (start, start)
+    assert {name: queue.end for name, queue in pair.told.queues.by_name.items()} == queues
     pair.catch_up()
     pair.assert_equal()
 
@@ -184,7 +184,7 @@ def test_description_with_wrong_record_places_is_refused() -> None:
     pair.catch_up()
     append(pair.master, 4, ("orders",))
     start = pair.told.max_physical_offset
-    one = pair.master.store.described_append(start)
+    one = pair.master.store.described.at(start)
     assert one is not None
     told = described.told(one.description, one.records)
     queues = [(name.decode(), queue_id, first) for name, queue_id, first in told.queues]
@@ -195,7 +195,7 @@ def test_description_with_wrong_record_places_is_refused() -> None:
         made = described.describe(one.records, crc_entries, told.whose, queues, keys, hashes, told.store_time)
         assert made is not None
         with pytest.raises(LogMismatch, match="do not lie as it tells"):
-            pair.told.append_replica(one.records, start, made)
+            pair.told.replica.append(one.records, start, made)
         assert pair.told.max_physical_offset == start
 
 
@@ -208,7 +208,7 @@ def test_description_that_contradicts_the_records_is_overruled(what: str) -> Non
         pair.catch_up()
     append(pair.master, 12, ("orders",))
     start = pair.told.max_physical_offset
-    one = pair.master.store.described_append(start)
+    one = pair.master.store.described.at(start)
     assert one is not None
     told = described.told(one.description, one.records)
     whose, entries = list(told.whose), told.crc_entries
@@ -225,8 +225,8 @@ def test_description_that_contradicts_the_records_is_overruled(what: str) -> Non
     made = described.describe(one.records, entries, whose, queues, told.keys, told.hashes, told.store_time)
     assert made is not None
     assert made != one.description
-    pair.told.append_replica(one.records, start, made)
-    pair.looking.append_replica(one.records, start)
+    pair.told.replica.append(one.records, start, made)
+    pair.looking.replica.append(one.records, start)
     pair.confirm(pair.told.max_physical_offset)
     pair.assert_equal()
     assert_same(pair.told, pair.master.store)
@@ -237,12 +237,12 @@ def test_failed_write_keeps_no_described_state() -> None:
     append(pair.master, 20)
     pair.catch_up()
     append(pair.master, 20)
-    end, ends = pair.told.max_physical_offset, {name: q.end for name, q in pair.told._queues.by_name.items()}
+    end, ends = pair.told.max_physical_offset, {name: q.end for name, q in pair.told.queues.by_name.items()}
     pair.disks[0].fail_write = lambda _path: True
     with pytest.raises(StoreNotWritable, match="a write to the log failed"):
         pass_on(pair.master.store, pair.told, 1 << 20, tells=True)
     assert pair.told.max_physical_offset == end
-    assert {name: queue.end for name, queue in pair.told._queues.by_name.items()} == ends
+    assert {name: queue.end for name, queue in pair.told.queues.by_name.items()} == ends
 
 
 def test_master_keeps_bounded_descriptions_while_requested(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,17 +253,17 @@ def test_master_keeps_bounded_descriptions_while_requested(monkeypatch: pytest.M
     for _ in range(30):
         starts.append(store.max_physical_offset)
         append(pair.master, 8, ("orders",))
-    kept = [one for start in starts if (one := store.described_append(start)) is not None]
+    kept = [one for start in starts if (one := store.described.at(start)) is not None]
     assert 1 < len(kept) < 30
-    assert store.described_append(starts[-1]) == kept[-1], "the newest"
+    assert store.described.at(starts[-1]) == kept[-1], "the newest"
     assert sum(len(one.description) for one in kept) <= 4_000
     assert 0 < sum(len(one.records) for one in kept) <= 10_000
     assert pair.catch_up() == 0, "of those that were let go nothing is told"
     pair.assert_equal()
-    store.describe_appends(False)
+    store.described.want(False)
     append(pair.master, 8)
-    assert all(store.described_append(start) is None for start in starts)
-    assert not store._described._by_start
+    assert all(store.described.at(start) is None for start in starts)
+    assert not store.described._by_start
 
 
 def test_keys_of_described_and_parsed_appends_are_indexed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +290,6 @@ def test_slave_drops_the_descriptions_it_made_as_master() -> None:
     """The next master may have other records at these offsets."""
     pair = TwoSlaves(4)
     append(pair.master, 8)
-    assert pair.master.store.described_append(0) is not None
+    assert pair.master.store.described.at(0) is not None
     pair.master.store.follow()
-    assert pair.master.store.described_append(0) is None
+    assert pair.master.store.described.at(0) is None

@@ -34,17 +34,17 @@ def erase(store: MessageStore, *offsets: int, topic: str = "t", queue: int = 0) 
     """Erase offsets, and return the number of new runs."""
     hidden = hide(store, [(topic, queue, at, at) for at in offsets], at_once)
     if hidden.is_changed:
-        store.save_queue_state()
+        store.queue_changes.save()
     return hidden.runs
 
 
 def read(store: MessageStore, begin: int = 0, *, topic: str = "t", codes: Iterable[int] | None = None) -> list[int]:
     """Return the offsets that a reader gets, and check that it makes progress with each read."""
     found: list[int] = []
-    offset, end = begin, store.max_offset(topic, 0)
+    offset, end = begin, store.queues.max_offset(topic, 0)
     wanted = None if codes is None else frozenset(codes)
     while offset < end:
-        got = store.get(topic, 0, offset, 4, 1 << 20, wanted)
+        got = store.reader.get(topic, 0, offset, 4, 1 << 20, wanted)
         assert got.status in {Status.FOUND, Status.NO_MATCHED_MESSAGE}, "no reader is told that its offset is wrong"
         offsets = [record.queue_offset for buffer in got.buffers for record in iter_records(buffer)]
         assert got.count == len(offsets) and all(offset <= at < got.next_offset for at in offsets)
@@ -96,8 +96,8 @@ def test_readers_skip_erased_and_get_all_others_once(open_store: Open, put: Put,
         assert read(store, begin) == [at for at in left if at >= begin]
     assert read(store, codes=[1]) == [at for at in left if tags[at] == 1]
     assert read(store, codes=[0, 2]) == [at for at in left if tags[at] != 1]
-    assert store.entries("t", 0, ALL)[0].first_offset == 0
-    assert len(store.entries("t", 0, ALL)[0].physical) == 900, "what goes to the archive's own jobs is all of it"
+    assert store.reader.entries("t", 0, ALL)[0].first_offset == 0
+    assert len(store.reader.entries("t", 0, ALL)[0].physical) == 900, "what goes to the archive's own jobs is all of it"
 
 
 def test_read_within_an_erased_run_continues_after_it(open_store: Open, put: Put) -> None:
@@ -105,13 +105,13 @@ def test_read_within_an_erased_run_continues_after_it(open_store: Open, put: Put
     for _ in range(30):
         put(store)
     erase(store, *range(5, 25))
-    got = store.get("t", 0, 7, 1, 1)
+    got = store.reader.get("t", 0, 7, 1, 1)
     assert (got.status, got.next_offset, got.min_offset, got.max_offset) == (Status.NO_MATCHED_MESSAGE, 25, 0, 30)
-    before = store.get("t", 0, 3, 32, 1 << 20)
+    before = store.reader.get("t", 0, 3, 32, 1 << 20)
     assert (before.status, before.count) == (Status.FOUND, 2 + 5)
-    assert store.get("t", 0, 25, 32, 1 << 20).count == 5
+    assert store.reader.get("t", 0, 25, 32, 1 << 20).count == 5
     erase(store, *range(25, 30))
-    got = store.get("t", 0, 7, 1, 1)
+    got = store.reader.get("t", 0, 7, 1, 1)
     assert (got.status, got.next_offset) == (Status.NO_MATCHED_MESSAGE, 30), "up to the queue's end"
     assert put(store).queue_offset == 30
     assert read(store) == [*range(5), 30]
@@ -126,9 +126,9 @@ def test_erased_messages_are_not_found_by_key_place_or_offset(open_store: Open, 
     assert sorted(found) == [0, 0, 2, 3], "of both queues"
     assert by_key(store, "t", "U1", 10, 0, ALL) == []
     assert len(by_key(store, "t", "U2", 10, 0, ALL)) == 1
-    assert [store.record_at(one.physical_offset) is None for one in places] == [False, True, False, False, True]
-    assert all(store.record_at(one.physical_offset) is not None for one in others)
-    assert [store.entry("t", 0, at) is None for at in range(5)] == [False, True, False, False, True]
+    assert [store.reader.record_at(one.physical_offset) is None for one in places] == [False, True, False, False, True]
+    assert all(store.reader.record_at(one.physical_offset) is not None for one in others)
+    assert [store.reader.entry("t", 0, at) is None for at in range(5)] == [False, True, False, False, True]
 
 
 def test_newest_record_is_returned_even_if_erased(open_store: Open, put: Put) -> None:
@@ -137,8 +137,8 @@ def test_newest_record_is_returned_even_if_erased(open_store: Open, put: Put) ->
     put(store)
     last = put(store)
     erase(store, 1)
-    assert store.record_at(last.physical_offset) is None
-    raw = store.newest_record()
+    assert store.reader.record_at(last.physical_offset) is None
+    raw = store.reader.newest_record()
     assert raw is not None and decode_record(raw).physical_offset == last.physical_offset
 
 
@@ -149,13 +149,13 @@ def test_shown_time_of_an_erased_offset_is_of_the_next_visible(open_store: Open,
         clock.advance(10)
         times.append(put(store).store_timestamp)
     erase(store, 0, 2, 3, 5)
-    assert [store.shown_time("t", 0, at) for at in range(6)] == [times[at] for at in (1, 1, 4, 4, 4, 4)]
-    assert [store.store_time("t", 0, at) for at in range(6)] == times, "what the lifecycle asks"
-    assert store.shown_time("t", 0, 6) == store.shown_time("gone", 0, 0) == -1
-    assert store.shown_near("t", 0, 2, below=False) == 4
-    assert store.shown_near("t", 0, 3, below=True) == 1
+    assert [store.reader.shown_time("t", 0, at) for at in range(6)] == [times[at] for at in (1, 1, 4, 4, 4, 4)]
+    assert [store.reader.store_time("t", 0, at) for at in range(6)] == times, "what the lifecycle asks"
+    assert store.reader.shown_time("t", 0, 6) == store.reader.shown_time("gone", 0, 0) == -1
+    assert store.reader.shown_near("t", 0, 2, below=False) == 4
+    assert store.reader.shown_near("t", 0, 3, below=True) == 1
     erase(store, 1, 4)
-    assert store.shown_time("t", 0, 3) == -1, "there is none"
+    assert store.reader.shown_time("t", 0, 3) == -1, "there is none"
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "power cut"])
@@ -163,7 +163,7 @@ def test_erased_messages_stay_hidden_after_restart(open_store: Open, put: Put, d
     store = open_store()
     for _ in range(6):
         put(store, keys="k")
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     assert erase(store, 1, 2, 5) == 3
     if end == "stop":
         store.shutdown()
@@ -182,9 +182,9 @@ def test_lowered_minimum_keeps_erased_messages_hidden(open_store: Open, put: Put
     for _ in range(6):
         put(store)
     erase(store, 1)
-    store.set_min_offset("t", 0, 5)
+    store.queue_changes.set_min_offset("t", 0, 5)
     erase(store, 3)
-    assert store.show_from("t", 0, 0) == 0
+    assert store.queue_changes.show_from("t", 0, 0) == 0
     assert read(store) == [0, 2, 4, 5]
 
 
@@ -205,13 +205,13 @@ def test_erased_offsets_below_the_log_start_are_forgotten(open_store: Open, put:
     store = open_store()
     for _ in range(10):
         put(store, body=bytes(3000))
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     erase(store, 0, 1, 9)
     store.take_out(0)()
-    low = store.min_offset("t", 0)
+    low = store.queues.min_offset("t", 0)
     assert 2 <= low < 9
     assert erase(store, 0, 1, 9) == 0
-    assert store.erased_of("t", 0) == ((9, 9),)
+    assert store.queues.erased_of("t", 0) == ((9, 9),)
     assert json.loads(disk.read(store.config.root / "queue_state"))["erased"] == {"t": {"0": [[9, 9]]}}
     assert read(store, low) == list(range(low, 9))
 
@@ -219,20 +219,20 @@ def test_erased_offsets_below_the_log_start_are_forgotten(open_store: Open, put:
 def test_erased_messages_of_a_recreated_topic_stay_hidden(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     places = [put(store, keys="k").physical_offset for _ in range(4)]
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     erase(store, 1)
-    store.delete_topic("t")
-    assert store.record_at(places[0]) is not None, "as with any broker: its record is there"
-    assert store.record_at(places[1]) is None
+    store.queue_changes.delete_topic("t")
+    assert store.reader.record_at(places[0]) is not None, "as with any broker: its record is there"
+    assert store.reader.record_at(places[1]) is None
     assert erase(store, 2, 9) == 1, "below where it ended"
-    assert store.record_at(places[2]) is None
+    assert store.reader.record_at(places[2]) is None
     for _ in range(3):
         put(store, keys="k")
-    assert read(store, store.min_offset("t", 0)) == [4, 5, 6]
+    assert read(store, store.queues.min_offset("t", 0)) == [4, 5, 6]
     store.shutdown()
     again = open_store()
-    assert [again.record_at(place) is None for place in places] == [False, True, True, False]
-    assert read(again, again.min_offset("t", 0)) == [4, 5, 6]
+    assert [again.reader.record_at(place) is None for place in places] == [False, True, True, False]
+    assert read(again, again.queues.min_offset("t", 0)) == [4, 5, 6]
     erase(again, 5)
     assert read(again, 4) == [4, 6]
 
@@ -259,14 +259,14 @@ def test_messages_after_a_lost_log_end_are_not_hidden(open_store: Open, put: Put
     store = open_store()
     for _ in range(3):
         put(store)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.checkpoint()
     for _ in range(3):
         put(store)
     assert erase(store, 1, 4) == 2
     for seed in range(100):
         again = open_store(cut := disk.power_cut(seed))
-        if again.max_offset("t", 0) == 3:
+        if again.queues.max_offset("t", 0) == 3:
             break
     else:
         pytest.fail("no power cut takes all that was not synced")
@@ -280,12 +280,12 @@ def test_messages_after_a_lost_log_end_are_not_hidden(open_store: Open, put: Put
 def test_truncation_keeps_erasures_only_below_it(disk: SimDisk) -> None:
     store = short(disk, 5)
     assert erase(store, 0, 3) == 2
-    lost = [decode_record(raw) for place in range(5) if (raw := store.record_at(SIZE * place)) is not None]
+    lost = [decode_record(raw) for place in range(5) if (raw := store.reader.record_at(SIZE * place)) is not None]
     assert [record.queue_offset for record in lost] == [1, 2, 4]
     store.truncate(2 * SIZE, epoch=1, floor=3 * SIZE, by_operator=True)
     assert read(store) == [1]
     for place in (2, 3, 4):
-        store.append_replica(short(SimDisk(), 5).log_bytes(SIZE * place, SIZE * (place + 1), SIZE)[1], SIZE * place)
+        store.replica.append(short(SimDisk(), 5).log_bytes(SIZE * place, SIZE * (place + 1), SIZE)[1], SIZE * place)
     assert read(store) == [1, 2, 3, 4]
     store.shutdown()
     assert read(open_replica(disk, ManualClock(), following=True)) == [1, 2, 3, 4]
@@ -295,13 +295,13 @@ def test_erasure_on_full_disk_hides_and_is_saved_later(open_store: Open, put: Pu
     store = open_store()
     for _ in range(3):
         put(store)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     room, disk.capacity = disk.capacity, 0
     with pytest.raises(DiskFull):
         erase(store, 1)
     assert read(store) == [0, 2]
     disk.capacity = room
-    store.save_queue_state()
+    store.queue_changes.save()
     assert read(open_store(disk.power_cut())) == [0, 2]
 
 
@@ -309,22 +309,26 @@ def test_concurrent_erasures_do_not_overwrite_each_other(open_store: Open, put: 
     store = open_store()
     for _ in range(5):
         put(store)
-    before = store.erased_of("t", 0)
-    assert store.set_erased("t", 0, before, ((1, 1),))
-    assert not store.set_erased("t", 0, before, ((2, 2),))
-    assert store.erased_of("t", 0) == ((1, 1),)
-    assert not store.set_erased("t", 0, store.erased_of("t", 0), ((1, 5),)), "above the queue's end is nothing yet"
+    before = store.queues.erased_of("t", 0)
+    assert store.queue_changes.set_erased("t", 0, before, ((1, 1),))
+    assert not store.queue_changes.set_erased("t", 0, before, ((2, 2),))
+    assert store.queues.erased_of("t", 0) == ((1, 1),)
+    assert not store.queue_changes.set_erased("t", 0, store.queues.erased_of("t", 0), ((1, 5),)), (
+        "above the queue's end is nothing yet"
+    )
     raced: list[int] = []
 
     def call(work: Callable[[], Any]) -> Any:
         found = work()
         if len(raced) < 2:  # a concurrent change after the read of the queue
             raced.append(1)
-            store.set_erased("t", 0, store.erased_of("t", 0), erased.united(store.erased_of("t", 0), [(4, 4)]))
+            store.queue_changes.set_erased(
+                "t", 0, store.queues.erased_of("t", 0), erased.united(store.queues.erased_of("t", 0), [(4, 4)])
+            )
         return found
 
     hide(store, [("t", 0, 3, 3)], call)
-    assert store.erased_of("t", 0) == ((1, 1), (3, 4))
+    assert store.queues.erased_of("t", 0) == ((1, 1), (3, 4))
 
 
 # -- the file
@@ -340,7 +344,7 @@ def test_queue_state_golden_bytes(open_store: Open, put: Put, disk: SimDisk) -> 
     )
     assert disk.read(Path("/store/queue_state")) == golden
     store.shutdown()
-    assert open_store().erased_of("t", 0) == ((1, 2), (7, 7))
+    assert open_store().queues.erased_of("t", 0) == ((1, 2), (7, 7))
 
 
 def test_queue_state_of_a_newer_version_is_refused(open_store: Open, disk: SimDisk) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.store import key_index, message_store, reading
+from broker.store import key_index, reading, store_reader
 from broker.store.key_index import BLOCK, CHAIN_MAX, IndexFile, hashes_of, start_of
-from broker.store.message_store import QUERY_STEP
+from broker.store.store_reader import QUERY_STEP
 from infra.clock import ManualClock
 from infra.loop.in_steps import Steps, at_once
 from neve.record.codec import decode_record
@@ -57,7 +57,7 @@ class QueryCosts:
         monkeypatch.setattr(IndexFile, "_in_block", counted_block)
         monkeypatch.setattr(reading, "store_time_at", counted_look)
 
-    def run(self, steps: Steps[message_store.KeyHits]) -> tuple[list[bytes], int, int]:
+    def run(self, steps: Steps[store_reader.KeyHits]) -> tuple[list[bytes], int, int]:
         """Return the hits, the longest step in records and the records of all steps; checks each step."""
         longest = total = 0
         while True:
@@ -65,7 +65,7 @@ class QueryCosts:
             try:
                 next(steps)
             except StopIteration as end:
-                hits: message_store.KeyHits = end.value
+                hits: store_reader.KeyHits = end.value
                 assert hits.unsearched_from is None
                 return hits.records, max(longest, self.looks), total + self.looks
             finally:
@@ -85,8 +85,8 @@ def test_key_query_work_of_one_step_is_bounded(
         clock.advance(10_000)
     work = QueryCosts(monkeypatch)
 
-    def ask_for(begin: int, end: int, hidden: bool = False) -> Steps[message_store.KeyHits]:
-        return store.query("t", "tenant", 64, begin, end, is_hit=lambda _: not hidden)
+    def ask_for(begin: int, end: int, hidden: bool = False) -> Steps[store_reader.KeyHits]:
+        return store.reader.query("t", "tenant", 64, begin, end, is_hit=lambda _: not hidden)
 
     hits, longest, total = work.run(ask_for(begun + HOUR_MS, begun + HOUR_MS + 99_999))
     assert [decode_record(raw).body for raw in hits] == [b"%d" % number for number in range(369, 359, -1)]
@@ -106,13 +106,13 @@ def test_key_query_finds_same_records_by_chain_and_by_block(
         clock.set_wall(right + number * 700 + (HOUR_MS if 200 <= number < 300 else 0))
         body, keys = b"%d" % number, "a b" if number % 3 else "b"
         stored.append((put(store, body=body, keys=keys).store_timestamp, body, keys))
-    monkeypatch.setattr(message_store, "_QUERY_LIMIT", 1_000)
+    monkeypatch.setattr(store_reader, "_QUERY_LIMIT", 1_000)
     asked = [(0, LONG), (right + 50_000, right + 100_000), (right + HOUR_MS, LONG), (0, right), (LONG, LONG)]
 
     def check() -> None:
         for key in "ab":
             for begin, end in asked:
-                records = at_once(store.query("t", key, 1_000, begin, end, is_hit=lambda _: True)).records
+                records = at_once(store.reader.query("t", key, 1_000, begin, end, is_hit=lambda _: True)).records
                 expected = [body for time, body, keys in stored if key in keys and begin <= time <= end]
                 assert [decode_record(raw).body for raw in records] == expected[::-1]
 
@@ -125,11 +125,11 @@ def test_key_query_survives_eviction_between_steps(open_store: OpenStore, put: P
     store = open_store()
     for number in range(1_000):
         put(store, body=b"%d" % number, keys="tenant")
-    steps = store.query("t", "tenant", 64, 0, LONG, is_hit=lambda raw: decode_record(raw).body == b"0")
+    steps = store.reader.query("t", "tenant", 64, 0, LONG, is_hit=lambda raw: decode_record(raw).body == b"0")
     next(steps)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     index_files = len(disk.list_dir(Path("/store/index")))
-    for segment in store.segments()[:-1]:
+    for segment in store.reader.segments()[:-1]:
         store.take_out(segment.base)()
     assert len(disk.list_dir(Path("/store/index"))) < index_files
     assert at_once(steps).records == []

@@ -115,7 +115,7 @@ def test_next_record_is_stored_at_the_log_end(open_store: Open, put: Put, disk: 
     for _ in range(120):
         match chosen.randrange(8):
             case 0:
-                store.roll()
+                store.end.roll()
             case 1:
                 store.restart_log_at(store.max_physical_offset + chosen.randrange(1, 40_000))
             case 2:
@@ -127,7 +127,7 @@ def test_next_record_is_stored_at_the_log_end(open_store: Open, put: Put, disk: 
                 assert store.max_physical_offset == stored.physical_offset + stored.size
                 rolled = store.newest_segment_base > newest
                 assert stored.physical_offset == (store.newest_segment_base if rolled else before)
-        file = store.file_at(store.newest_segment_base)
+        file = store.log.at(store.newest_segment_base)
         assert file is None or file.base <= store.max_physical_offset <= file.end - END_SIZE
 
 
@@ -140,16 +140,16 @@ def test_readers_are_notified_once_in_order_of_durable_messages(
     stored: list[tuple[int, int]] = []  # queue, offset
     heard: list[tuple[int, int]] = []
     ends: dict[tuple[int, int], int] = {}
-    store.tell(lambda shown: heard.extend((queue.queue_id, offset) for queue, offset, _ in shown))
+    store.visibility.subscribe(lambda shown: heard.extend((queue.queue_id, offset) for queue, offset, _ in shown))
     flushing: list[int] = []
     for _ in range(200):
         match chosen.randrange(6):
             case 0:
-                flushing.append(store.flush())
+                flushing.append(store.visibility.flush())
             case 1 if flushing:
                 store.after_flush(flushing.pop(0))
             case 2:
-                store.roll()
+                store.end.roll()
             case _:
                 queue_id = chosen.randrange(3)
                 place = put(store, queue_id=queue_id)
@@ -157,13 +157,13 @@ def test_readers_are_notified_once_in_order_of_durable_messages(
                 ends[stored[-1]] = place.physical_offset + place.size
         assert heard == stored[: len(heard)]
         if flush_disk_type == "SYNC_FLUSH":
-            assert all(ends[one] <= store.flushed_offset for one in heard)
-            assert store.confirmed_offset <= store.flushed_offset
+            assert all(ends[one] <= store.visibility.flushed for one in heard)
+            assert store.visibility.confirmed <= store.visibility.flushed
         else:
             assert heard == stored
-        assert store.confirmed_offset <= store.max_physical_offset
+        assert store.visibility.confirmed <= store.max_physical_offset
         for queue_id in range(3):
-            assert store.max_offset("t", queue_id) == sum(queue == queue_id for queue, _ in heard)
+            assert store.queues.max_offset("t", queue_id) == sum(queue == queue_id for queue, _ in heard)
 
 
 def test_closed_store_refuses_appends_and_keeps_its_files(open_store: Open, put: Put, disk: SimDisk) -> None:

@@ -30,9 +30,9 @@ Put = Callable[..., Any]
 def bodies(store: MessageStore, queue_id: int = 0, topic: str = "t") -> list[bytes]:
     """Return the bodies that a reader of a queue sees from its minimum on."""
     found: list[bytes] = []
-    offset = store.min_offset(topic, queue_id)
+    offset = store.queues.min_offset(topic, queue_id)
     while True:
-        result = store.get(topic, queue_id, offset, 32, 1 << 20)
+        result = store.reader.get(topic, queue_id, offset, 32, 1 << 20)
         if result.status != "FOUND":
             return found
         for buffer in result.buffers:
@@ -55,7 +55,7 @@ def test_stored_record_reads_back_field_by_field(open_store: Open, put: Put, clo
         reconsume_times=3,
         prepared_transaction_offset=12,
     )
-    record = decode_record(store.get("t", 0, 0, 1, 100).buffers[0])
+    record = decode_record(store.reader.get("t", 0, 0, 1, 100).buffers[0])
     assert (record.body, record.topic, record.properties) == (b"hello", "t", {"TAGS": "a"})
     assert (record.flag, record.sys_flag, record.born_timestamp) == (7, 1, 99)
     assert (record.reconsume_times, record.prepared_transaction_offset) == (3, 12)
@@ -67,9 +67,9 @@ def test_stored_record_reads_back_field_by_field(open_store: Open, put: Put, clo
 def test_ipv6_hosts_and_long_topics(open_store: Open, put: Put) -> None:
     store = open_store(store_host=("2001:db8::1", 10911))
     put(store, topic="x" * 200, born_host=("2001:db8::2", 5))
-    record = decode_record(store.get("x" * 200, 0, 0, 1, 100).buffers[0])
+    record = decode_record(store.reader.get("x" * 200, 0, 0, 1, 100).buffers[0])
     assert (record.topic, record.born_host, record.sys_flag) == ("x" * 200, "[2001:db8::2]:5", 0x30)
-    assert store.store_time("x" * 200, 0, 0) == record.store_timestamp
+    assert store.reader.store_time("x" * 200, 0, 0) == record.store_timestamp
 
 
 def test_offsets_are_dense_across_rolls_and_queue_files(open_store: Open, put: Put) -> None:
@@ -77,7 +77,7 @@ def test_offsets_are_dense_across_rolls_and_queue_files(open_store: Open, put: P
     expected = [f"{number}".encode() * 20 for number in range(1000)]
     for number, body in enumerate(expected):
         assert put(store, body=body).queue_offset == number
-    assert len(store.segments()) > 3
+    assert len(store.reader.segments()) > 3
     assert bodies(store) == expected
 
 
@@ -85,19 +85,22 @@ def test_adjacent_records_are_read_as_one_slice(open_store: Open, put: Put) -> N
     store = open_store()
     for _ in range(10):
         put(store)
-    result = store.get("t", 0, 2, 5, 1 << 20)
+    result = store.reader.get("t", 0, 2, 5, 1 << 20)
     assert (result.count, len(result.buffers), result.next_offset) == (5, 1, 7)
 
 
 def test_read_outside_the_queue_returns_the_next_offset(open_store: Open, put: Put) -> None:
     store = open_store()
-    assert store.get("t", 0, 5, 1, 1).status == "NO_MESSAGE_IN_QUEUE"
+    assert store.reader.get("t", 0, 5, 1, 1).status == "NO_MESSAGE_IN_QUEUE"
     for _ in range(4):
         put(store, tags_code=5)
-    store.set_min_offset("t", 0, 2)
-    seen = [(store.get("t", 0, at, 1, 1).status, store.get("t", 0, at, 1, 1).next_offset) for at in (1, 2, 4, 9)]
+    store.queue_changes.set_min_offset("t", 0, 2)
+    seen = [
+        (store.reader.get("t", 0, at, 1, 1).status, store.reader.get("t", 0, at, 1, 1).next_offset)
+        for at in (1, 2, 4, 9)
+    ]
     assert seen == [("OFFSET_TOO_SMALL", 2), ("FOUND", 3), ("OFFSET_OVERFLOW_ONE", 4), ("OFFSET_OVERFLOW_BADLY", 4)]
-    nothing = store.get("t", 0, 2, 10, 100, frozenset({6}))
+    nothing = store.reader.get("t", 0, 2, 10, 100, frozenset({6}))
     assert (nothing.status, nothing.next_offset) == ("NO_MATCHED_MESSAGE", 4)
 
 
@@ -105,7 +108,7 @@ def test_read_returns_one_message_of_any_size(open_store: Open, put: Put) -> Non
     store = open_store()
     put(store, body=b"x" * 4000)
     put(store)
-    result = store.get("t", 0, 0, 10, 100)
+    result = store.reader.get("t", 0, 0, 10, 100)
     assert (result.count, result.next_offset) == (1, 1)
 
 
@@ -115,38 +118,40 @@ def test_queue_entry_beyond_the_log_file_is_refused(open_store: Open, put: Put, 
         put(store)
     entries = disk.map(Path("/store/consumequeue/t/0/00000000000000000000"), 4096)
     entries[20 + 8 : 20 + 12] = (1 << 20).to_bytes(4, "big")
-    assert store.get("t", 0, 0, 1, 1 << 22).count == 1
+    assert store.reader.get("t", 0, 0, 1, 1 << 22).count == 1
     for count in (1, 2):
         with pytest.raises(StoreError, match="more than the log's file has"):
-            store.get("t", 0, 1, count, 1 << 22)
+            store.reader.get("t", 0, 1, count, 1 << 22)
 
 
 def test_tags_filter_messages(open_store: Open, put: Put) -> None:
     store = open_store()
     for number in range(60):
         put(store, body=b"%d" % number, tags_code=number % 3)
-    one = store.get("t", 0, 0, 5, 1 << 20, frozenset({1}))
+    one = store.reader.get("t", 0, 0, 5, 1 << 20, frozenset({1}))
     assert [r.body for b in one.buffers for r in iter_records(b)] == [b"1", b"4", b"7", b"10", b"13"]
     assert one.next_offset == 16
-    two = store.get("t", 0, 0, 100, 1 << 20, frozenset({0, 2}))
+    two = store.reader.get("t", 0, 0, 100, 1 << 20, frozenset({0, 2}))
     assert (two.count, two.next_offset) == (40, 60)
 
 
 def test_sync_flush_hides_until_flushed(open_store: Open, put: Put) -> None:
     store = open_store(flush_disk_type="SYNC_FLUSH")
     woken: list[tuple[object, ...]] = []
-    store.tell(lambda shown: woken.extend((queue.topic, queue.queue_id, *rest) for queue, *rest in shown))
+    store.visibility.subscribe(
+        lambda shown: woken.extend((queue.topic, queue.queue_id, *rest) for queue, *rest in shown)
+    )
     first = put(store, tags_code=4)
-    assert store.max_offset("t", 0) == 0
-    assert store.record_at(first.physical_offset) is None
-    flushed = store.flush()
+    assert store.queues.max_offset("t", 0) == 0
+    assert store.reader.record_at(first.physical_offset) is None
+    flushed = store.visibility.flush()
     put(store)
     store.after_flush(flushed)
-    assert (store.max_offset("t", 0), woken) == (1, [("t", 0, 0, 4)])
-    assert store.confirmed_offset == first.physical_offset + first.size
-    assert store.dirty
-    store.after_flush(store.flush())
-    assert store.max_offset("t", 0) == 2
+    assert (store.queues.max_offset("t", 0), woken) == (1, [("t", 0, 0, 4)])
+    assert store.visibility.confirmed == first.physical_offset + first.size
+    assert store.visibility.is_dirty
+    store.after_flush(store.visibility.flush())
+    assert store.queues.max_offset("t", 0) == 2
 
 
 def test_failed_sync_stops_the_store_permanently(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -154,14 +159,14 @@ def test_failed_sync_stops_the_store_permanently(open_store: Open, put: Put, dis
     put(store)
     disk.fail_sync = lambda _path: True
     with pytest.raises(StoreNotWritable):
-        store.flush()
+        store.visibility.flush()
     disk.fail_sync = lambda _path: False
     with pytest.raises(StoreNotWritable):
-        store.flush()
+        store.visibility.flush()
     with pytest.raises(StoreNotWritable):
         put(store)
-    assert store.max_offset("t", 0) == 0
-    assert store.failed is not None
+    assert store.queues.max_offset("t", 0) == 0
+    assert store.end.failure is not None
 
 
 def test_search_by_time_finds_first_and_last_message(open_store: Open, put: Put, clock: ManualClock) -> None:
@@ -172,14 +177,14 @@ def test_search_by_time_finds_first_and_last_message(open_store: Open, put: Put,
         clock.advance(10)
 
     def at(timestamp: int) -> tuple[int, int]:
-        lower = at_once(store.offset_by_time("t", 0, timestamp, upper=False))
-        return lower, at_once(store.offset_by_time("t", 0, timestamp, upper=True))
+        lower = at_once(store.reader.offset_by_time("t", 0, timestamp, upper=False))
+        return lower, at_once(store.reader.offset_by_time("t", 0, timestamp, upper=True))
 
     assert at(times[4]) == (4, 5)
     assert at(times[4] + 3) == (6, 5)
     assert at(times[0] - 1) == (0, 0)
     assert at(times[-1] + 1) == (12, 11)
-    assert at_once(store.offset_by_time("unknown", 0, 1, upper=False)) == 0
+    assert at_once(store.reader.offset_by_time("unknown", 0, 1, upper=False)) == 0
 
 
 def test_key_query_spans_index_files(open_store: Open, put: Put, clock: ManualClock, disk: SimDisk) -> None:
@@ -206,8 +211,8 @@ def test_full_disk_refuses_appends_and_the_store_recovers(open_store: Open, put:
             put(store, body=b"x" * 8000)
     with pytest.raises(StoreFull):
         put(store, queue_id=1)
-    before = store.max_offset("t", 0)
-    assert store.get("t", 0, 0, 1, 1).status == "FOUND"
+    before = store.queues.max_offset("t", 0)
+    assert store.reader.get("t", 0, 0, 1, 1).status == "FOUND"
     disk.capacity = 1 << 40
     assert put(store, body=b"x" * 8000).queue_offset == before
     assert put(store, queue_id=1).queue_offset == 0
@@ -234,20 +239,22 @@ def test_eviction_raises_the_minimum_offset(open_store: Open, put: Put) -> None:
     for number in range(400):
         put(store, body=b"x" * 100, queue_id=number % 2)
     put(store, topic="early")
-    store.after_flush(store.flush())
-    kept = store.get("t", 0, 0, 1, 1).buffers[0]
-    for segment in store.segments()[:2]:
+    store.after_flush(store.visibility.flush())
+    kept = store.reader.get("t", 0, 0, 1, 1).buffers[0]
+    for segment in store.reader.segments()[:2]:
         store.take_out(segment.base)()
-    minimum = store.min_offset("t", 0)
+    minimum = store.queues.min_offset("t", 0)
     assert minimum > 0
-    assert decode_record(store.get("t", 0, minimum, 1, 1).buffers[0]).physical_offset >= store.min_physical_offset
-    assert store.get("t", 0, 0, 1, 1).status == "OFFSET_TOO_SMALL"
+    assert (
+        decode_record(store.reader.get("t", 0, minimum, 1, 1).buffers[0]).physical_offset >= store.min_physical_offset
+    )
+    assert store.reader.get("t", 0, 0, 1, 1).status == "OFFSET_TOO_SMALL"
     assert decode_record(kept).queue_offset == 0  # the buffer of a reader outlives the file
     with pytest.raises(StoreError):
-        store.take_out(store.segments()[-1].base)
+        store.take_out(store.reader.segments()[-1].base)
     store.shutdown()
     again = open_store()
-    assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (minimum, 200)
+    assert (again.queues.min_offset("t", 0), again.queues.max_offset("t", 0)) == (minimum, 200)
 
 
 def test_segments_list_their_topics(open_store: Open, put: Put, clock: ManualClock) -> None:
@@ -255,10 +262,10 @@ def test_segments_list_their_topics(open_store: Open, put: Put, clock: ManualClo
     put(store, topic="a")
     clock.advance(5)
     last_b = put(store, topic="b")
-    store.roll()
+    store.end.roll()
     clock.advance(5)
     put(store, topic="a")
-    first, second = store.segments()
+    first, second = store.reader.segments()
     assert first.sealed and not second.sealed
     assert first.topics["b"] == (last_b.physical_offset, last_b.store_timestamp)
     assert set(first.topics) == {"a", "b"} and set(second.topics) == {"a"}
@@ -268,7 +275,7 @@ def test_segments_list_their_topics(open_store: Open, put: Put, clock: ManualClo
     for path in (tables / name for name in store.disk.list_dir(tables)):
         store.disk.remove(path)  # the table is rebuilt from the records
     again = open_store()
-    assert [(s.base, s.topics, s.newest_store_time) for s in again.segments()] == [
+    assert [(s.base, s.topics, s.newest_store_time) for s in again.reader.segments()] == [
         (s.base, s.topics, s.newest_store_time) for s in (first, second)
     ]
 
@@ -276,26 +283,28 @@ def test_segments_list_their_topics(open_store: Open, put: Put, clock: ManualClo
 def test_entries_of_a_range(open_store: Open, put: Put) -> None:
     store = open_store()
     stored = [put(store, body=b"x" * 50, queue_id=n % 2, tags_code=n) for n in range(500)]
-    segment = store.segments()[1]
-    runs = store.entries("t", segment.base, segment.end)
+    segment = store.reader.segments()[1]
+    runs = store.reader.entries("t", segment.base, segment.end)
     inside = [r for r in stored if segment.base <= r.physical_offset < segment.end]
     assert sorted(o for run in runs.values() for o in run.physical.tolist()) == [r.physical_offset for r in inside]
     run = runs[1]
     assert run.first_offset == next(r.queue_offset for r in stored[1::2] if r in inside)
     assert run.tags.tolist() == [2 * (run.first_offset + i) + 1 for i in range(len(run.tags))]
-    assert store.files(segment.base, segment.end) == [("/store/commitlog/00000000000000016384", segment.base, 16384)]
+    assert store.reader.files(segment.base, segment.end) == [
+        ("/store/commitlog/00000000000000016384", segment.base, 16384)
+    ]
 
 
 def test_queue_continues_above_its_archive(open_store: Open, put: Put) -> None:
     store = open_store()
     put(store)
-    store.create_queue_at("t", 0, 100)
-    store.create_queue_at("new", 3, 50)
-    assert (store.min_offset("new", 3), store.max_offset("new", 3)) == (50, 50)
+    store.queue_changes.create_queue_at("t", 0, 100)
+    store.queue_changes.create_queue_at("new", 3, 50)
+    assert (store.queues.min_offset("new", 3), store.queues.max_offset("new", 3)) == (50, 50)
     assert put(store).queue_offset == 100
     assert put(store, topic="new", queue_id=3).queue_offset == 50
-    assert store.get("t", 0, 0, 10, 1000).next_offset == 1
-    hole = store.get("t", 0, 1, 10, 1000)
+    assert store.reader.get("t", 0, 0, 10, 1000).next_offset == 1
+    hole = store.reader.get("t", 0, 1, 10, 1000)
     assert (hole.status, hole.next_offset) == ("OFFSET_FOUND_NULL", 100)
 
 
@@ -317,14 +326,14 @@ def test_recreated_topic_continues_above_its_old_offsets(open_store: Open, put: 
     store = open_store()
     for _ in range(5):
         put(store, keys="k")
-    store.delete_topic("t")
-    assert store.queues() == {}
+    store.queue_changes.delete_topic("t")
+    assert store.queues.names() == {}
     assert by_key(store, "t", "k", 10, 0, 1 << 60) == []
     assert put(store).queue_offset == 5
-    assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (5, 6)
+    assert (store.queues.min_offset("t", 0), store.queues.max_offset("t", 0)) == (5, 6)
     store.shutdown()
     again = open_store()
-    assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (5, 6)
+    assert (again.queues.min_offset("t", 0), again.queues.max_offset("t", 0)) == (5, 6)
 
 
 @pytest.mark.parametrize("begin_again", [True, False])
@@ -336,10 +345,10 @@ def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
     for number in range(5):
         put(store, body=b"%d" % number)
     put(store, "other")
-    assert store.hide_below("t", {0: 1})
-    store.save_queue_state()
+    assert store.queue_changes.hide_below("t", {0: 1})
+    store.queue_changes.save()
     room, disk.capacity = disk.capacity, 0
-    store.delete_topic("t", begin_again=begin_again)
+    store.queue_changes.delete_topic("t", begin_again=begin_again)
     with pytest.raises(StoreFull):
         put(store)
     with pytest.raises(StoreNotWritable):
@@ -349,8 +358,8 @@ def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
         put(store, "other")
     store.shutdown()
     again = open_store()
-    assert (bodies(again), again.deleted_below()) == ([b"1", b"2", b"3", b"4"], {})
-    again.delete_topic("t", begin_again=begin_again)
+    assert (bodies(again), again.queues.ended()) == ([b"1", b"2", b"3", b"4"], {})
+    again.queue_changes.delete_topic("t", begin_again=begin_again)
     assert put(again).queue_offset == (0 if begin_again else 5)
 
 
@@ -358,10 +367,10 @@ def test_topic_restarted_at_zero_shows_no_old_messages(open_store: Open, put: Pu
     store = open_store()
     for _ in range(5):
         put(store, keys="k", body=b"old")
-    store.delete_topic("t", begin_again=True)
+    store.queue_changes.delete_topic("t", begin_again=True)
     assert put(store, keys="k", body=b"new").queue_offset == 0
     assert (bodies(store), len(by_key(store, "t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
-    assert [len(run.physical) for run in store.entries("t", 0, 1 << 60).values()] == [1]
+    assert [len(run.physical) for run in store.reader.entries("t", 0, 1 << 60).values()] == [1]
     store.shutdown()
     again = open_store()
     assert (bodies(again), len(by_key(again, "t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
@@ -376,34 +385,34 @@ def test_deleted_topic_is_forgotten_once_its_records_are_evicted(
     for name in ("t", "u"):
         for _ in range(5):
             put(store, name, keys="k")
-    store.delete_topic("t")
-    store.delete_topic("u")
-    store.roll()
+    store.queue_changes.delete_topic("t")
+    store.queue_changes.delete_topic("u")
+    store.end.roll()
     put(store, "other")
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.upkeep()
-    assert store.image_without(["t", "u"]) is None, "the log has records of them"
+    assert store.queue_changes.image_without(["t", "u"]) is None, "the log has records of them"
     store.take_out(0)()
     assert put(store, "u").queue_offset == 5
-    image = store.image_without(["t"])
+    image = store.queue_changes.image_without(["t"])
     assert image is not None
     room, disk.capacity = disk.capacity, 0
     with pytest.raises(DiskFull):
-        store.write_queue_state(image)
+        store.queues.write(image)
     disk.capacity = room
-    assert store.deleted_topics() == ["t", "u"]
-    image = store.image_without(["t", "u", "other", "none"])
+    assert store.queues.deleted() == ["t", "u"]
+    image = store.queue_changes.image_without(["t", "u", "other", "none"])
     assert image is not None
-    store.write_queue_state(image)
-    assert (store.forget_deleted(image), store.deleted_topics()) == (1, ["u"])
-    store.after_flush(store.flush())
+    store.queues.write(image)
+    assert (store.queue_changes.forget_deleted(image), store.queues.deleted()) == (1, ["u"])
+    store.after_flush(store.visibility.flush())
     if kill:
         disk.kill()
     else:
         store.shutdown()
     again = open_store()
-    assert (again.deleted_topics(), again.gone_below("t")) == (["u"], 0)
-    assert (again.next_offset("t", 0), again.next_offset("u", 0)) == (0, 6)
+    assert (again.queues.deleted(), again.queues.gone_below("t")) == (["u"], 0)
+    assert (again.queues.next_offset("t", 0), again.queues.next_offset("u", 0)) == (0, 6)
     assert put(again, body=b"new").queue_offset == 0
     assert (bodies(again), by_key(again, "t", "k", 10, 0, 1 << 60)) == ([b"new"], [])
     assert len(bodies(again, topic="u")) == 1
@@ -413,10 +422,10 @@ def with_a_deleted_topic(store: MessageStore, put: Put) -> None:
     """Delete topic `t` with 5 messages and evict its records."""
     for _ in range(5):
         put(store, "t")
-    store.delete_topic("t")
-    store.roll()
+    store.queue_changes.delete_topic("t")
+    store.end.roll()
     put(store, "other")
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.upkeep()
     store.take_out(0)()
 
@@ -427,32 +436,32 @@ def test_topic_recreated_while_being_forgotten_keeps_its_offsets(
 ) -> None:
     store = open_store()
     with_a_deleted_topic(store, put)
-    image = store.image_without(["t"])
+    image = store.queue_changes.image_without(["t"])
     assert image is not None
     if is_written:
-        store.write_queue_state(image)
+        store.queues.write(image)
     assert put(store, "t").queue_offset == 5
     state = json.loads(disk.read(store.config.root / "queue_state"))
     assert state["ended"] == {"t": {"0": 5}}, "before its first record can be in the log"
-    store.write_queue_state(image)
-    assert (store.forget_deleted(image), store.deleted_topics()) == (0, ["t"])
-    store.after_flush(store.flush())
+    store.queues.write(image)
+    assert (store.queue_changes.forget_deleted(image), store.queues.deleted()) == (0, ["t"])
+    store.after_flush(store.visibility.flush())
     again = open_store(disk.power_cut())
-    assert (again.deleted_topics(), again.next_offset("t", 0)) == (["t"], 6)
+    assert (again.queues.deleted(), again.queues.next_offset("t", 0)) == (["t"], 6)
 
 
 def test_unwritten_image_forgets_no_topic(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store, "u")
-    store.delete_topic("u")
+    store.queue_changes.delete_topic("u")
     with_a_deleted_topic(store, put)
-    assert store.image_without(["t"]) is not None  # not written
-    image = store.image_without(["u"])
+    assert store.queue_changes.image_without(["t"]) is not None  # not written
+    image = store.queue_changes.image_without(["u"])
     assert image is not None
-    store.write_queue_state(image)
-    assert (store.forget_deleted(image), store.deleted_topics()) == (1, ["t"])
+    store.queues.write(image)
+    assert (store.queue_changes.forget_deleted(image), store.queues.deleted()) == (1, ["t"])
     store.shutdown()
-    assert open_store().deleted_topics() == ["t"]
+    assert open_store().queues.deleted() == ["t"]
 
 
 def test_prepared_files_are_used(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -460,7 +469,7 @@ def test_prepared_files_are_used(open_store: Open, put: Put, disk: SimDisk) -> N
     put(store)
     store.prepare_next()
     disk.capacity = 0  # an allocation would fail
-    store.roll()
+    store.end.roll()
     assert put(store).physical_offset == 16384
 
 
@@ -468,7 +477,7 @@ def test_mapped_queue_files_are_bounded(open_store: Open, put: Put) -> None:
     store = open_store(mapped_queue_files=4)
     for number in range(60):
         put(store, queue_id=number % 20, body=b"%d" % number)
-        assert store.mapped_queue_files <= 5
+        assert store.queues.mapped_files <= 5
     for queue_id in range(20):
         assert bodies(store, queue_id) == [b"%d" % n for n in range(queue_id, 60, 20)]
 
@@ -492,10 +501,10 @@ def test_scan_of_all_queues_does_not_evict_mappings_in_use(
 
     monkeypatch.setattr(disk, "map", counted)
     for queue_id in range(20):
-        assert store.store_time("t", queue_id, 2) > 0
-        assert store.entry("t", queue_id, 1) is not None
-        assert store.min_offset("t", queue_id) == 0
-    taken = store.entries("t", 0, store.max_physical_offset)
+        assert store.reader.store_time("t", queue_id, 2) > 0
+        assert store.reader.entry("t", queue_id, 1) is not None
+        assert store.queues.min_offset("t", queue_id) == 0
+    taken = store.reader.entries("t", 0, store.max_physical_offset)
     assert {queue_id: len(run.sizes) for queue_id, run in taken.items()} == {
         queue_id: 4 if queue_id in in_use else 3 for queue_id in range(20)
     }
@@ -514,7 +523,7 @@ def test_read_of_a_truncated_queue_file_is_refused(open_store: Open, put: Put, d
     with Path(disk.open_path(queue.files[0].path)).open("r+b") as file:
         file.truncate(10)
     with pytest.raises(OSError, match="shorter than its 1 entries"):
-        store.store_time("t", 0, 0)
+        store.reader.store_time("t", 0, 0)
 
 
 def test_log_opens_after_a_crash_right_after_an_eviction(
@@ -523,14 +532,14 @@ def test_log_opens_after_a_crash_right_after_an_eviction(
     """If the last checkpoint is in the evicted file, another one is written first."""
     store = open_store()
     put(store)
-    store.roll()
+    store.end.roll()
     put(store, body=b"kept")
-    store.after_flush(store.flush())
-    assert store.checkpointed < store.segments()[0].end
+    store.after_flush(store.visibility.flush())
+    assert store.checkpoints.checkpointed < store.reader.segments()[0].end
     store.take_out(0)()
     again = MessageStore(store.config, disk.power_cut(), clock)
     again.load()
-    assert again.min_offset("t", 0) == 1
+    assert again.queues.min_offset("t", 0) == 1
     assert put(again).queue_offset == 2
 
 
@@ -543,25 +552,25 @@ def test_eviction_on_full_disk_uses_the_space_of_the_prepared_file(
     write, may_give_up = disk.write_atomic, True
 
     def write_if_there_is_room(path: Path, data: bytes) -> None:
-        if path.name == "checkpoint" and (store.next_file_is_ready or not may_give_up):
+        if path.name == "checkpoint" and (store.log.next_is_ready or not may_give_up):
             raise OSError(errno.ENOSPC, "no space")
         write(path, data)
 
     def fill_one() -> None:
         put(store)
-        store.roll()
+        store.end.roll()
         put(store, body=bytes(filled))
         store.prepare_next()
-        store.after_flush(store.flush())
+        store.after_flush(store.visibility.flush())
 
     monkeypatch.setattr(disk, "write_atomic", write_if_there_is_room)
     fill_one()
     store.take_out(0)()
-    assert len(store.segments()) == 1
+    assert len(store.reader.segments()) == 1
     may_give_up = False
     fill_one()
     with pytest.raises(StoreFull):
-        store.take_out(store.segments()[0].base)()
+        store.take_out(store.reader.segments()[0].base)()
 
 
 class NotWalked(dict[Any, Any]):
@@ -577,9 +586,11 @@ def test_entries_of_a_topic_are_found_without_scanning_all_topics(open_store: Op
     store = open_store()
     for topic in ("a", "b", "a"):
         put(store, topic=topic)
-    store._queues.by_name = NotWalked(store._queues.by_name)
-    assert {queue: len(run.sizes) for queue, run in store.entries("a", 0, store.max_physical_offset).items()} == {0: 2}
-    assert store.entries("none", 0, store.max_physical_offset) == {}
+    store.queues.by_name = NotWalked(store.queues.by_name)
+    assert {
+        queue: len(run.sizes) for queue, run in store.reader.entries("a", 0, store.max_physical_offset).items()
+    } == {0: 2}
+    assert store.reader.entries("none", 0, store.max_physical_offset) == {}
 
 
 @pytest.mark.parametrize("most", [1, 3, 7, 1000])
@@ -587,9 +598,11 @@ def test_entries_in_slices_are_the_same_entries(open_store: Open, put: Put, most
     store = open_store()
     for number in range(40):
         put(store, "t", number % 3)
-    store.after_flush(store.flush())
-    whole = store.entries("t", 0, store.max_physical_offset)
-    slices = [piece for piece in store.entry_slices("t", 0, store.max_physical_offset, most) if piece is not None]
+    store.after_flush(store.visibility.flush())
+    whole = store.reader.entries("t", 0, store.max_physical_offset)
+    slices = [
+        piece for piece in store.reader.entry_slices("t", 0, store.max_physical_offset, most) if piece is not None
+    ]
     assert max(len(piece.run.sizes) for piece in slices) <= most
     together = reading.joined(slices)
     assert together.keys() == whole.keys() == {0, 1, 2}
@@ -617,11 +630,11 @@ def test_active_segment_topics_skip_unchanged_tails(open_store: Open, put: Put) 
     store = open_store(commit_log_file_size=1 << 20)
     for number in range(200):
         put(store, f"topic-{number}")
-    assert len(store.segments()[-1].topics) == 200
+    assert len(store.reader.segments()[-1].topics) == 200
     assert store.want_checkpoint(store.max_physical_offset)
     tails = store._tails._tails = CountedTails(store._tails._tails)
     last = put(store, "topic-7").physical_offset
-    assert store.segments()[-1].topics["topic-7"][0] == last
+    assert store.reader.segments()[-1].topics["topic-7"][0] == last
     assert tails.looked_at <= 2
 
 
@@ -629,13 +642,13 @@ def test_topics_of_a_new_segment_are_listed_without_a_full_scan(open_store: Open
     store = open_store(commit_log_file_size=1 << 20)
     for number in range(200):
         put(store, f"topic-{number}")
-    assert len(store.segments()[-1].topics) == 200
+    assert len(store.reader.segments()[-1].topics) == 200
     assert store.want_checkpoint(store.max_physical_offset)
     tails = store._tails._tails = CountedTails(store._tails._tails)
-    store.roll()
+    store.end.roll()
     put(store, "topic-7")
-    assert store.segments()[-1].topics.keys() == {"topic-7"}
-    assert len(store.segments()[0].topics) == 200
+    assert store.reader.segments()[-1].topics.keys() == {"topic-7"}
+    assert len(store.reader.segments()[0].topics) == 200
     assert tails.looked_at <= 4
 
 
@@ -646,11 +659,11 @@ def test_topic_table_is_not_tracked_by_the_garbage_collector(
     store = open_store()
     monkeypatch.setattr(collector, "freeze_new", lambda: left_alone.append(1))
     put(store, "one")
-    store.segments()
+    store.reader.segments()
     assert left_alone == []
     for number in range(1_100):
         store._tails.touch(f"topic-{number}", number, 1)
-    store.segments()
+    store.reader.segments()
     assert left_alone == [1]
 
 
@@ -658,9 +671,9 @@ def test_only_written_topics_get_a_new_segment_row(open_store: Open, put: Put) -
     store = open_store(commit_log_file_size=1 << 20)
     for number in range(200):
         put(store, f"topic-{number}")
-    before = store.segments()[-1].topics
+    before = store.reader.segments()[-1].topics
     put(store, "topic-7")
-    after = store.segments()[-1].topics
+    after = store.reader.segments()[-1].topics
     assert [topic for topic in before if after[topic] is not before[topic]] == ["topic-7"]
 
 
@@ -669,7 +682,7 @@ def test_segment_topics_equal_a_full_scan(open_store: Open, put: Put, clock: Man
     def walked() -> dict[str, tuple[int, int]]:
         base = store.newest_segment_base
         return {
-            topic: (tail.physical_offset, max(tail.store_time, store._end.high_time))
+            topic: (tail.physical_offset, max(tail.store_time, store.end.high_time))
             for topic, tail in store._tails._tails.items()
             if tail.physical_offset >= base
         }
@@ -680,18 +693,18 @@ def test_segment_topics_equal_a_full_scan(open_store: Open, put: Put, clock: Man
             case 0:
                 clock.advance(60)
             case 1:
-                store.after_flush(store.flush())
+                store.after_flush(store.visibility.flush())
                 store.upkeep()
             case 2:
-                store.delete_topic(f"t{chosen.randrange(8)}", begin_again=chosen.random() < 0.5)
+                store.queue_changes.delete_topic(f"t{chosen.randrange(8)}", begin_again=chosen.random() < 0.5)
             case 3 if step % 5 == 0:
                 clock.set_wall(clock.now_ms() - chosen.choice((10, 60_000)))
             case 4 if step % 10 == 0:
                 store.shutdown()
                 store = open_store(checkpoint_interval=50)
             case 5 if step % 10 == 0:
-                store.roll()
+                store.end.roll()
             case _:
                 put(store, f"t{chosen.randrange(8)}", chosen.randrange(3))
         if chosen.random() < 0.4:
-            assert store._end.topics() == walked()
+            assert store.end.topics() == walked()

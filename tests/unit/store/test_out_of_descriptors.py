@@ -41,18 +41,18 @@ def test_flush_opens_no_file_and_checkpoint_is_postponed(open_store: Open, monke
     disk = store.disk
     assert isinstance(disk, SimDisk)
     store.append(sends(store, range(4)), HOST, 1000)
-    checkpointed = store.checkpointed
+    checkpointed = store.checkpoints.checkpointed
     assert store.want_checkpoint(store.max_physical_offset)
     with monkeypatch.context() as patched:
         _nothing_opens(patched, disk, *OPENING)
         for _ in range(3):
-            offset = store.flush()
+            offset = store.visibility.flush()
             store.after_flush(offset)
             store.upkeep()
             assert offset == store.max_physical_offset
-        assert store.failed is None
+        assert store.end.failure is None
         assert queues(store) == [[body(0)], [body(1)], [body(2)], [body(3)]]
-        assert (store.checkpointed, store.checkpoint_is_put_off) == (checkpointed, True)
+        assert (store.checkpoints.checkpointed, store.checkpoints.is_put_off) == (checkpointed, True)
     after = _started(disk.power_cut(1))
     assert queues(after) == [[body(0)], [body(1)], [body(2)], [body(3)]]
 
@@ -67,14 +67,14 @@ def test_postponed_checkpoint_syncs_queues_of_both_checkpoints(
     store.want_checkpoint(store.max_physical_offset)
     with monkeypatch.context() as patched:
         _nothing_opens(patched, disk, "fdatasync", "fsync_dir")
-        store.after_flush(store.flush())
+        store.after_flush(store.visibility.flush())
         store.upkeep()
         store.append(sends(store, range(2, 4)), HOST, 1000)
         store.checkpoint()
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.upkeep()
     store.checkpoint()
-    assert (store.checkpointed, store.checkpoint_is_put_off) == (store.max_physical_offset, False)
+    assert (store.checkpoints.checkpointed, store.checkpoints.is_put_off) == (store.max_physical_offset, False)
     for seed in range(8):
         assert queues(_started(disk.power_cut(seed))) == [[body(0)], [body(1)], [body(2)], [body(3)]]
 
@@ -85,10 +85,10 @@ def test_other_sync_errors_stop_the_store(open_store: Open) -> None:
     store.append(sends(store, range(2)), HOST, 1000)
     store.disk.fail_sync = lambda path: path.parent.name == "commitlog"
     with pytest.raises(StoreNotWritable):
-        store.flush()
+        store.visibility.flush()
     store.disk.fail_sync = lambda _: False
     with pytest.raises(StoreNotWritable):
-        store.flush()
+        store.visibility.flush()
 
 
 @pytest.mark.parametrize("verb", ["map", "create_preallocated", "grow"])
@@ -111,7 +111,7 @@ def test_queue_without_descriptor_refuses_and_accepts_later(
                     break
         sent.append(store.append(sends(store, range(1)), HOST, 1000))
     assert [place[2] for ((place),) in sent] == list(range(len(sent)))
-    assert len(store.entries("t", 0, store.max_physical_offset)[0].sizes) == len(sent)
+    assert len(store.reader.entries("t", 0, store.max_physical_offset)[0].sizes) == len(sent)
 
 
 def test_missing_descriptor_is_taken_from_the_least_used_queue(
@@ -123,7 +123,7 @@ def test_missing_descriptor_is_taken_from_the_least_used_queue(
     real = disk.map
 
     def bounded(path: Path, size: int) -> Any:
-        if store.mapped_queue_files >= held:
+        if store.queues.mapped_files >= held:
             raise OutOfDescriptors(errno.EMFILE, "too many open files", str(path))
         mapped.append(path)
         return real(path, size)
@@ -131,5 +131,5 @@ def test_missing_descriptor_is_taken_from_the_least_used_queue(
     monkeypatch.setattr(disk, "map", bounded)
     for number in range(12):
         store.append(sends(store, range(number, number + 1)), HOST, 1000)
-    assert store.mapped_queue_files <= held
+    assert store.queues.mapped_files <= held
     assert sum(map(len, queues(store))) == 12

@@ -41,36 +41,36 @@ def test_promotion_does_not_wait_for_the_disk_with_dirty_queues(is_at_a_border: 
     for queue in range(QUEUES):
         master.put("orders", queue, 10)
     if is_at_a_border:
-        master.store.roll()
+        master.store.end.roll()
     slave = slave_of(master, disk)
-    slave.flush()
+    slave.visibility.flush()
     slave.prepare_to_lead()
     disk.waits.clear()
     slave.lead()
     assert disk.waits == []
-    assert slave.checkpointed == 0
+    assert slave.checkpoints.checkpointed == 0
     assert put_one(slave, "orders", 0, b"own").queue_offset == 1
-    slave.after_flush(slave.flush())
+    slave.after_flush(slave.visibility.flush())
     again = MessageStore(small_config(), disk.power_cut(), ManualClock())
     again.load()
-    assert [again.max_offset("orders", queue) for queue in range(QUEUES)] == [2, *[1] * (QUEUES - 1)]
+    assert [again.queues.max_offset("orders", queue) for queue in range(QUEUES)] == [2, *[1] * (QUEUES - 1)]
 
 
 def test_slave_mark_is_removed_by_first_checkpoint_of_the_master() -> None:
     master, disk = RandomMaster(0), SimDisk()
     master.put("orders", 0, 10)
     slave = slave_of(master, disk)
-    slave.after_flush(slave.flush())
+    slave.after_flush(slave.visibility.flush())
     assert slave.want_checkpoint(slave.max_physical_offset)
     master.put("orders", 0, 10)
     LogLink(master, slave, 0).run()
     slave.lead()
     slave.upkeep()
-    slave.after_flush(slave.flush())
+    slave.after_flush(slave.visibility.flush())
     assert slave._directory.is_following, "the checkpoint was described before the last record came"
     assert slave.want_checkpoint(slave.max_physical_offset)
     slave.upkeep()
-    slave.after_flush(slave.flush())
+    slave.after_flush(slave.visibility.flush())
     assert not slave._directory.is_following
 
 
@@ -81,7 +81,7 @@ def test_master_deposed_before_a_checkpoint_keeps_the_slave_mark() -> None:
     slave.lead()
     slave.follow()
     slave.checkpoint()
-    slave.after_flush(slave.flush())
+    slave.after_flush(slave.visibility.flush())
     assert slave._directory.is_following
 
 
@@ -99,15 +99,15 @@ def test_power_cut_after_promotion_keeps_all_synced_records(seed: int) -> None:
     """Random traffic before and after the promotion, with and without checkpoints."""
     dice, former = random.Random(seed), RandomMaster(seed)
     former.run(dice.randrange(10, 150))
-    to = former.store.record_start(dice.randrange(former.store.max_physical_offset + 1))
+    to = former.store.reader.record_start(dice.randrange(former.store.max_physical_offset + 1))
     elected = RandomMaster.over(former, to, seed)
     elected.run(dice.randrange(60))
     store = elected.store
-    store.after_flush(store.flush())
-    store.save_deletions()
+    store.after_flush(store.visibility.flush())
+    store.queue_changes.save_deletions()
     promised = told(store)
     again = open_store(elected.disk.power_cut(seed), ManualClock(), following=dice.random() < 0.7)
     assert told(again) == promised
-    if again.is_following:
+    if again.end.is_following:
         again.lead()
     put_one(again, "orders", 0, b"next")

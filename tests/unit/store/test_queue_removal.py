@@ -59,8 +59,8 @@ def test_deletion_calls_the_disk_only_on_the_thread(begin_again: bool) -> None:
     store = opened(disk)
     fill(store)
     before = disk.calls
-    store.delete_topic("t", begin_again=begin_again)
-    assert store.queues_of("t") == []
+    store.queue_changes.delete_topic("t", begin_again=begin_again)
+    assert store.queues.names_of("t") == []
     assert disk.calls == before
     remove_all(store)
     assert not disk.exists(ROOT / "t")
@@ -72,7 +72,7 @@ def test_deletion_of_many_queues_syncs_a_constant_number_of_times() -> None:
     store = opened(disk)
     fill(store)
     disk.synced.clear()
-    store.delete_topic("t")
+    store.queue_changes.delete_topic("t")
     remove_all(store)
     assert len(disk.synced) <= 4
     assert [path for path in disk.synced if ROOT in path.parents] == []
@@ -82,16 +82,16 @@ def test_topic_created_again_before_the_removal_keeps_its_messages() -> None:
     disk = SimDisk()
     store = opened(disk)
     fill(store)
-    store.delete_topic("t", begin_again=True)
+    store.queue_changes.delete_topic("t", begin_again=True)
     assert put_one(store, "t", 7, b"new").queue_offset == 0
-    assert not store.has_unsaved_deletions, "a new queue of the topic needs the deletion on the disk"
+    assert not store.queues.has_unsaved_deletions, "a new queue of the topic needs the deletion on the disk"
     remove_all(store)
     assert disk.list_dir(ROOT / "t") == ["7"]
     for again in (opened(disk.copy()), opened(disk.power_cut())):
-        assert again.queues_of("t") in ([7], [])
-    store.after_flush(store.flush())
+        assert again.queues.names_of("t") in ([7], [])
+    store.after_flush(store.visibility.flush())
     cut = opened(disk.power_cut())
-    assert (cut.queues_of("t"), cut.max_offset("t", 7)) == ([7], 1)
+    assert (cut.queues.names_of("t"), cut.queues.max_offset("t", 7)) == ([7], 1)
 
 
 def test_queue_created_again_on_a_slave_moves_only_the_deleted_one() -> None:
@@ -100,15 +100,15 @@ def test_queue_created_again_on_a_slave_moves_only_the_deleted_one() -> None:
     fill(store, queues=3)
     below = store.max_physical_offset
     put_one(store, "t", 0, b"new")
-    store.delete_topic("t", below=below)
-    assert store.queues_of("t") == [0]
+    store.queue_changes.delete_topic("t", below=below)
+    assert store.queues.names_of("t") == [0]
     assert put_one(store, "t", 1, b"new").queue_offset == 1
     remove_all(store)
     assert disk.list_dir(ROOT / "t") == ["0", "1"]
     again = opened(disk.copy())
-    assert [again.max_offset("t", queue) for queue in (0, 1)] == [2, 2]
-    assert again.queues_of("t") == [0, 1]
-    assert again.next_offset("t", 2) == 1
+    assert [again.queues.max_offset("t", queue) for queue in (0, 1)] == [2, 2]
+    assert again.queues.names_of("t") == [0, 1]
+    assert again.queues.next_offset("t", 2) == 1
 
 
 @pytest.mark.parametrize("place", ["store.queues_moved", "store.queue_unlinked"])
@@ -118,17 +118,17 @@ def test_power_cut_during_the_removal_resurrects_nothing(place: str, seed: int) 
     store = opened(disk)
     fill(store, queues=5)
     put_one(store, "other")
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.checkpoint()
-    store.delete_topic("t")
+    store.queue_changes.delete_topic("t")
     with failpoint.armed(place), pytest.raises((FailpointError, OSError, Exception)) as stopped:
         store.upkeep()
     assert "failpoint" in str(stopped.value)
     after = disk.power_cut()
     again = opened(after)
-    assert again.queues_of("t") == []
-    assert again.following_of("t") == dict.fromkeys(range(5), 1)
-    assert again.max_offset("other", 0) == 1
+    assert again.queues.names_of("t") == []
+    assert again.queues.following_of("t") == dict.fromkeys(range(5), 1)
+    assert again.queues.max_offset("other", 0) == 1
     assert put_one(again, "t", 3, b"new").queue_offset == 1
     remove_all(again)
     assert after.list_dir(ROOT / "t") == ["3"]
@@ -140,7 +140,7 @@ def test_removal_is_bounded_per_run_and_finishes_later(monkeypatch: pytest.Monke
     disk = SimDisk()
     store = opened(disk)
     fill(store, queues=35)
-    store.delete_topic("t")
+    store.queue_changes.delete_topic("t")
     runs = 0
     while store.wants_upkeep:
         store.upkeep()
@@ -155,24 +155,24 @@ def test_reading_a_minimum_removes_no_file() -> None:
     store = opened(disk)
     for number in range(500):
         put_one(store, "t", 0, b"%d" % number)
-    store.roll()
-    store.after_flush(store.flush())
-    while len(store.segments()) > 1:
-        store.take_out(store.segments()[0].base)()
+    store.end.roll()
+    store.after_flush(store.visibility.flush())
+    while len(store.reader.segments()) > 1:
+        store.take_out(store.reader.segments()[0].base)()
     names = disk.list_dir(ROOT / "t" / "0")
     assert len(names) == 2
-    assert store.min_offset("t", 0) == 500
+    assert store.queues.min_offset("t", 0) == 500
     assert disk.list_dir(ROOT / "t" / "0") == names
     remove_all(store)
     assert disk.list_dir(ROOT / "t" / "0") == names[1:]
-    assert opened(disk.copy()).next_offset("t", 0) == 500
+    assert opened(disk.copy()).queues.next_offset("t", 0) == 500
 
 
 def test_deletion_without_descriptors_is_saved_later(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
     store = opened(disk)
     fill(store, queues=3)
-    store.delete_topic("t")
+    store.queue_changes.delete_topic("t")
 
     def none_left(path: Path, data: bytes) -> None:
         raise OutOfDescriptors(24, "Too many open files", str(path))
@@ -180,8 +180,8 @@ def test_deletion_without_descriptors_is_saved_later(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write_atomic", none_left)
         store.upkeep()
-    assert store.failed is None
-    assert store.has_unsaved_deletions
+    assert store.end.failure is None
+    assert store.queues.has_unsaved_deletions
     assert disk.exists(ROOT / "t")
     remove_all(store)
     assert not disk.exists(ROOT / "t")

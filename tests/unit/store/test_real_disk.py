@@ -72,7 +72,7 @@ def test_store_with_real_threads_reads_back_after_unclean_stop(open_store: Open,
             put(store, body=b"x" * 100)
         flushed: list[int] = []
         threads = [
-            threading.Thread(target=lambda: flushed.append(store.flush())),  # noqa: B023 - joined in the round
+            threading.Thread(target=lambda: flushed.append(store.visibility.flush())),  # noqa: B023 - joined in the round
             threading.Thread(target=store.upkeep),
             threading.Thread(target=store.prepare_next),
         ]
@@ -83,12 +83,12 @@ def test_store_with_real_threads_reads_back_after_unclean_stop(open_store: Open,
         for thread in threads:
             thread.join(30)
         store.after_flush(flushed[0])
-    store.after_flush(store.flush())
-    assert store.max_offset("t", 0) == 2000
-    for segment in store.segments()[:3]:
+    store.after_flush(store.visibility.flush())
+    assert store.queues.max_offset("t", 0) == 2000
+    for segment in store.reader.segments()[:3]:
         store.take_out(segment.base)()
     store.abandon()  # an unclean stop
     again = open_store(RealDisk(), root=tmp_path)
-    assert again.max_offset("t", 0) == 2000
-    assert again.min_offset("t", 0) > 0
+    assert again.queues.max_offset("t", 0) == 2000
+    assert again.queues.min_offset("t", 0) > 0
     again.shutdown()

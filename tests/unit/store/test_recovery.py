@@ -31,12 +31,12 @@ CHECKPOINT = Path("/store/checkpoint")
 
 
 def flush(store: MessageStore) -> None:
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.upkeep()
 
 
 def log_file(store: MessageStore, number: int = 0) -> LogFile:
-    file = store.file_at(store.segments()[number].base)
+    file = store.log.at(store.reader.segments()[number].base)
     assert file is not None
     return file
 
@@ -54,7 +54,7 @@ def test_start_after_a_clean_stop_scans_no_records(open_store: Open, put: Put, c
     again = MessageStore(store.config, store.disk, clock)
     report = again.load()
     assert (report.clean, report.records, report.start) == (True, 0, report.end)
-    assert [again.max_offset("t", q) for q in range(3)] == [100] * 3
+    assert [again.queues.max_offset("t", q) for q in range(3)] == [100] * 3
     assert len(by_key(again, "t", "k5", 5, 0, 1 << 60)) == 1
     assert put(again).queue_offset == 100
 
@@ -65,16 +65,16 @@ def test_start_after_an_unclean_stop_recovers_all_records(
     store = open_store()
     for number in range(300):
         put(store, queue_id=number % 3, keys=f"k{number}", tags_code=(1 << 40) + number)
-    before = store.get("t", 1, 0, 1000, 1 << 20, frozenset({(1 << 40) + 298}))
-    topics = store.segments()
+    before = store.reader.get("t", 1, 0, 1000, 1 << 20, frozenset({(1 << 40) + 298}))
+    topics = store.reader.segments()
     crash(store, disk)
     again = MessageStore(store.config, disk, clock)
     report = again.load()
     assert (report.clean, report.records, report.cut_bytes, report.reason) == (False, 300, 0, "")
-    assert [again.max_offset("t", q) for q in range(3)] == [100] * 3
-    assert again.get("t", 1, 0, 1000, 1 << 20, frozenset({(1 << 40) + 298})).count == before.count == 1
+    assert [again.queues.max_offset("t", q) for q in range(3)] == [100] * 3
+    assert again.reader.get("t", 1, 0, 1000, 1 << 20, frozenset({(1 << 40) + 298})).count == before.count == 1
     assert len(by_key(again, "t", "k299", 5, 0, 1 << 60)) == 1
-    assert again.segments() == topics
+    assert again.reader.segments() == topics
 
 
 def test_recovery_scans_only_records_above_the_checkpoint(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -87,7 +87,7 @@ def test_recovery_scans_only_records_above_the_checkpoint(open_store: Open, put:
     crash(store, disk)
     again = MessageStore(store.config, disk, ManualClock())
     assert again.load().records == 10
-    assert again.max_offset("t", 0) == 210
+    assert again.queues.max_offset("t", 0) == 210
     for key in ("k0", "k150", "k205"):
         assert len(by_key(again, "t", key, 5, 0, 1 << 60)) == 1
     assert put(again).store_timestamp >= 1_700_000_000_000
@@ -106,12 +106,12 @@ def test_flush_syncs_only_the_log(open_store: Open, put: Put, disk: SimDisk, mon
     for _ in range(2):
         for queue_id in range(20):
             put(store, queue_id=queue_id)
-        store.after_flush(store.flush())
+        store.after_flush(store.visibility.flush())
     assert store.wants_upkeep
     assert synced == ["commitlog", "commitlogcrc"] * 2
     store.upkeep()
     assert synced.count("consumequeue") == 20
-    assert store.checkpointed > 0
+    assert store.checkpoints.checkpointed > 0
 
 
 def test_checkpoint_syncs_the_log_up_to_its_offset(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -119,10 +119,10 @@ def test_checkpoint_syncs_the_log_up_to_its_offset(open_store: Open, put: Put, d
     put(store)
     assert store.want_checkpoint(store.max_physical_offset)
     store.upkeep()
-    assert store.checkpointed == store.max_physical_offset
+    assert store.checkpoints.checkpointed == store.max_physical_offset
     again = MessageStore(store.config, disk.power_cut(), ManualClock())
     assert again.load().records == 0
-    assert again.max_offset("t", 0) == 1
+    assert again.queues.max_offset("t", 0) == 1
 
 
 def test_torn_tail_is_truncated_at_any_byte(put: Put, open_store: Open) -> None:
@@ -139,11 +139,11 @@ def test_torn_tail_is_truncated_at_any_byte(put: Put, open_store: Open) -> None:
         file.map[cut:end] = bytes(end - cut)
         crash(store, disk)
         again = open_store(disk)
-        assert again.max_offset("t", 0) == 3, kept
+        assert again.queues.max_offset("t", 0) == 3, kept
         assert again.max_physical_offset == last.physical_offset
         replaced = put(again, body=b"new")
         assert (replaced.queue_offset, replaced.physical_offset) == (3, last.physical_offset)
-        assert decode_record(again.get("t", 0, 3, 1, 1).buffers[0]).body == b"new"
+        assert decode_record(again.reader.get("t", 0, 3, 1, 1).buffers[0]).body == b"new"
 
 
 @pytest.mark.parametrize("position", [5, 9, 13, 18, 25, 33, 38, 45, 50, 60, 70, 74, 80, 86, 90, 129, 131, 135])
@@ -155,7 +155,7 @@ def test_any_flipped_byte_is_detected(open_store: Open, put: Put, disk: SimDisk,
     log_file(store).map[hurt.physical_offset + position] ^= 0x10
     crash(store, disk)
     again = open_store()
-    assert again.max_offset("t", 0) == 1
+    assert again.queues.max_offset("t", 0) == 1
     assert again.max_physical_offset == hurt.physical_offset
 
 
@@ -166,12 +166,12 @@ def test_stale_record_after_a_truncated_tail_is_not_recovered(open_store: Open, 
     log_file(store).map[stored[4].physical_offset + 90] ^= 0xFF
     crash(store, disk)
     again = open_store()
-    assert again.max_offset("t", 0) == 4
+    assert again.queues.max_offset("t", 0) == 4
     assert put(again, body=b"new!").size == stored[4].size
     crash(again, disk)
     third = open_store()
-    assert third.max_offset("t", 0) == 5
-    assert decode_record(third.get("t", 0, 4, 1, 1).buffers[0]).body == b"new!"
+    assert third.queues.max_offset("t", 0) == 5
+    assert decode_record(third.reader.get("t", 0, 4, 1, 1).buffers[0]).body == b"new!"
 
 
 def test_queue_entries_above_the_log_are_truncated(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -181,20 +181,20 @@ def test_queue_entries_above_the_log_are_truncated(open_store: Open, put: Put, d
     file.map[stored[10].physical_offset : file.size] = bytes(file.size - stored[10].physical_offset)
     crash(store, disk)
     again = open_store()
-    assert [again.max_offset("t", q) for q in (0, 1)] == [5, 5]
-    assert again.get("t", 0, 5, 1, 1).status == "OFFSET_OVERFLOW_ONE"
+    assert [again.queues.max_offset("t", q) for q in (0, 1)] == [5, 5]
+    assert again.reader.get("t", 0, 5, 1, 1).status == "OFFSET_OVERFLOW_ONE"
 
 
 def test_log_files_above_the_truncation_are_deleted(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     stored = [put(store, body=b"x" * 500) for _ in range(100)]
-    assert len(store.segments()) > 3
+    assert len(store.reader.segments()) > 3
     log_file(store, 1).map[100] ^= 1
     crash(store, disk)
     again = open_store()
-    assert len(again.segments()) == 2
+    assert len(again.reader.segments()) == 2
     held = sum(r.physical_offset < 16384 for r in stored)
-    assert again.max_offset("t", 0) == held
+    assert again.queues.max_offset("t", 0) == held
     assert put(again, body=b"x" * 500).physical_offset == 16384
 
 
@@ -204,8 +204,8 @@ def test_interrupted_file_allocation_is_dropped(open_store: Open, put: Put, disk
     crash(store, disk)
     disk.create_preallocated(Path("/store/commitlog/00000000000000016384"), 0)
     again = open_store()
-    assert again.max_offset("t", 0) == 1
-    again.roll()
+    assert again.queues.max_offset("t", 0) == 1
+    again.end.roll()
     assert put(again).physical_offset == 16384
 
 
@@ -214,13 +214,13 @@ def test_prepared_file_is_not_part_of_the_log(open_store: Open, put: Put) -> Non
         store = open_store()
         put(store, body=b"x" * 9000)
         flush(store)
-        assert store.next_file_is_ready
-        assert not store.segments()[-1].sealed
+        assert store.log.next_is_ready
+        assert not store.reader.segments()[-1].sealed
         store.shutdown()
     again = open_store()
     assert put(again).queue_offset == 2
-    again.roll()
-    assert [segment.base for segment in again.segments()] == [0, 16384, 32768]
+    again.end.roll()
+    assert [segment.base for segment in again.reader.segments()] == [0, 16384, 32768]
 
 
 def test_interrupted_eviction_is_completed(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -232,7 +232,7 @@ def test_interrupted_eviction_is_completed(open_store: Open, put: Put, disk: Sim
     again = open_store()
     assert again.min_physical_offset == 16384
     assert not [name for name in disk.list_dir(Path("/store/commitlog")) if name.endswith("evicted")]
-    assert again.min_offset("t", 0) > 0
+    assert again.queues.min_offset("t", 0) > 0
 
 
 def test_recovery_without_checkpoint_scans_all_records(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -241,11 +241,11 @@ def test_recovery_without_checkpoint_scans_all_records(open_store: Open, put: Pu
         put(store, body=b"x" * 100, queue_id=number % 2)
     flush(store)
     store.take_out(0)()
-    minimum = store.min_offset("t", 0)
+    minimum = store.queues.min_offset("t", 0)
     store.shutdown()
     disk.remove(CHECKPOINT)
     again = open_store()
-    assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (minimum, 100)
+    assert (again.queues.min_offset("t", 0), again.queues.max_offset("t", 0)) == (minimum, 100)
 
 
 def test_contradictory_files_are_refused(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -283,8 +283,10 @@ def test_recovery_loads_log_tails_queues_and_index(open_store: Open, put: Put, d
     assert (found.log_uuid, found.report.records, found.report.clean) == (store.log_uuid, 31, False)
     assert found.end.physical == found.report.end == store.max_physical_offset
     assert (found.end.file, found.end.last_time) == (log.files[-1], last.store_timestamp)
-    assert [(file.base, file.sealed) for file in log.files] == [(part.base, part.sealed) for part in store.segments()]
-    assert {topic: queues.following_of(topic) for topic in queues.topics()} == store.following_offsets()
+    assert [(file.base, file.sealed) for file in log.files] == [
+        (part.base, part.sealed) for part in store.reader.segments()
+    ]
+    assert {topic: queues.following_of(topic) for topic in queues.topics()} == store.queues.following()
     assert tails.newest() == last.physical_offset
     assert len([place for place in index.find("t", "k7", 0, 1 << 60) if place is not None]) == 1
 
@@ -296,7 +298,7 @@ def test_full_disk_only_postpones_the_checkpoint(open_store: Open, put: Put, dis
     store.shutdown()
     disk.capacity = 1 << 40
     again = open_store()
-    assert again.max_offset("t", 0) == 1
+    assert again.queues.max_offset("t", 0) == 1
 
 
 def test_queue_entry_removed_by_recovery_stays_removed_after_its_crash(
@@ -326,7 +328,7 @@ def test_queue_entry_removed_by_recovery_stays_removed_after_its_crash(
     again.shutdown()
     for seed in range(20):
         last = open_store(after.power_cut(seed))
-        assert last.max_offset("t", 0) == 1
+        assert last.queues.max_offset("t", 0) == 1
         last.shutdown()
 
 
@@ -352,7 +354,7 @@ def test_record_with_a_zeroed_topic_is_not_recovered(
     store = open_store()
     put(store, body=b"kept")
     end = store.max_physical_offset
-    head = store.record_at(0) or b""
+    head = store.reader.record_at(0) or b""
     before_topic = len(head) - len("t") - 2 - len("kept")
     put(store, topic="rmq_topic", body=bytes(4096 - end - before_topic - 4))
     file = log_file(store)

@@ -44,9 +44,9 @@ def test_crashed_slave_catches_up_with_its_master(seed: int) -> None:
         for _ in range(dice.randrange(60)):
             link.pass_on(dice.choice((1, 100, 3000)))
             if dice.random() < 0.2:
-                slave.after_flush(slave.flush())
+                slave.after_flush(slave.visibility.flush())
                 slave.upkeep()
-        end, synced = slave.max_physical_offset, slave.flushed_offset
+        end, synced = slave.max_physical_offset, slave.visibility.flushed
         if dice.random() < 0.5:
             disk.kill()
         else:
@@ -103,16 +103,16 @@ def test_small_store_time_step_back_does_not_end_the_log(disk: SimDisk, clock: M
     store, times = open_store(disk, clock, following=True), [10_000, 9_500, 10_001, 9_999, 5_000, 20_000]
     for offset, time in enumerate(times):
         at = store.max_physical_offset
-        store.append_replica(record(at, offset, time), at)
-    store.after_flush(store.flush())
-    before = store.segments()
+        store.replica.append(record(at, offset, time), at)
+    store.after_flush(store.visibility.flush())
+    before = store.reader.segments()
     for following in (True, True, False):
         disk = disk.power_cut()
         store = open_store(disk, clock, following=following)
-        assert store.max_offset("t", 0) == len(times)
-        assert store.segments() == before
-        assert store.segments()[-1].newest_store_time == 20_000
-        assert [store.store_time("t", 0, offset) for offset in range(len(times))] == times
+        assert store.queues.max_offset("t", 0) == len(times)
+        assert store.reader.segments() == before
+        assert store.reader.segments()[-1].newest_store_time == 20_000
+        assert [store.reader.store_time("t", 0, offset) for offset in range(len(times))] == times
 
 
 def flipped(data: bytes, place: int) -> bytes:
@@ -133,21 +133,21 @@ def test_damaged_bytes_are_refused_and_records_before_them_kept(
     stream = good[0] + good[1] + bad + good[3] + bytes(20_000)
 
     def send() -> None:
-        begin = store.replica_offset
+        begin = store.replica.next_offset
         rest = stream[begin:]
         for start in range(0, len(rest), size):
-            store.append_replica(rest[start : start + size], begin + start)
+            store.replica.append(rest[start : start + size], begin + start)
 
     for _ in range(2):  # a new connection sends the same bytes
         with pytest.raises(LogMismatch, match=rf"at {2 * each} the master sent"):
             send()
-        assert (store.max_physical_offset, store.replica_offset) == (2 * each, 2 * each)
-        assert store.max_offset("t", 0) == 2
+        assert (store.max_physical_offset, store.replica.next_offset) == (2 * each, 2 * each)
+        assert store.queues.max_offset("t", 0) == 2
     disk.kill()
     store = open_store(disk, clock, following=True)
-    assert (store.max_physical_offset, store.max_offset("t", 0)) == (2 * each, 2)
-    store.append_replica(good[2] + good[3], 2 * each)
-    assert store.max_offset("t", 0) == 4
+    assert (store.max_physical_offset, store.queues.max_offset("t", 0)) == (2 * each, 2)
+    store.replica.append(good[2] + good[3], 2 * each)
+    assert store.queues.max_offset("t", 0) == 4
 
 
 @pytest.mark.parametrize(
@@ -166,22 +166,22 @@ def test_invalid_replica_data_is_refused_with_its_reason(
 ) -> None:
     store = open_store(disk, clock, following=True)
     with pytest.raises(LogMismatch, match=why):
-        store.append_replica(wrong + bytes(200), 0)
-    assert (store.max_physical_offset, store.topics()) == (0, [])
+        store.replica.append(wrong + bytes(200), 0)
+    assert (store.max_physical_offset, store.queues.topics()) == (0, [])
 
 
 def test_replica_data_is_accepted_only_at_its_next_offset_or_log_end(disk: SimDisk, clock: ManualClock) -> None:
     store, data = open_store(disk, clock, following=True), record(0, 0, 1)
     end = len(data)
-    store.append_replica(data + record(end, 1, 1)[:50], 0)
-    assert (store.max_physical_offset, store.replica_offset) == (end, end + 50)
+    store.replica.append(data + record(end, 1, 1)[:50], 0)
+    assert (store.max_physical_offset, store.replica.next_offset) == (end, end + 50)
     for at in (0, end - 1, end + 49, end + 51, 1 << 40):
         with pytest.raises(LogMismatch, match=f"the log that ends at {end}"):
-            store.append_replica(record(at, 1, 1), at)
+            store.replica.append(record(at, 1, 1), at)
     with pytest.raises(LogMismatch, match="inside a file"):
-        store.go_on_with_master_at(1 << 20)
-    store.append_replica(record(end, 1, 1), end)
-    assert store.max_offset("t", 0) == 2
+        store.replica.go_on_at(1 << 20)
+    store.replica.append(record(end, 1, 1), end)
+    assert store.queues.max_offset("t", 0) == 2
 
 
 def test_record_in_many_pieces_is_assembled_once(disk: SimDisk, clock: ManualClock) -> None:
@@ -190,47 +190,51 @@ def test_record_in_many_pieces_is_assembled_once(disk: SimDisk, clock: ManualClo
     data = record(0, 0, 1, body=bytes(900_000))
     data += record(len(data), 1, 1)
     for start in range(0, 900_000, 1000):
-        store.append_replica(data[start : start + 1000], start)
+        store.replica.append(data[start : start + 1000], start)
         assert store.max_physical_offset == 0
     disk.kill()
     store = open_store(disk, clock, following=True, commit_log_file_size=1 << 20)
-    assert (store.replica_offset, store.max_physical_offset) == (0, 0)
-    store.append_replica(data, 0)
-    assert store.max_offset("t", 0) == 2
+    assert (store.replica.next_offset, store.max_physical_offset) == (0, 0)
+    store.replica.append(data, 0)
+    assert store.queues.max_offset("t", 0) == 2
 
 
 def test_existing_queue_entry_is_not_overwritten(disk: SimDisk, clock: ManualClock) -> None:
     store, first = open_store(disk, clock, following=True), record(0, 5, 1)
-    store.append_replica(first, 0)
+    store.replica.append(first, 0)
     for offset in (0, 5):
         with pytest.raises(LogMismatch, match="which has all below 6 already"):
-            store.append_replica(record(len(first), offset, 1), len(first))
-    store.append_replica(record(len(first), 9, 1), len(first))
-    assert (store.min_offset("t", 0), store.next_offset("t", 0), store.entry("t", 0, 7)) == (5, 10, None)
+            store.replica.append(record(len(first), offset, 1), len(first))
+    store.replica.append(record(len(first), 9, 1), len(first))
+    assert (store.queues.min_offset("t", 0), store.queues.next_offset("t", 0), store.reader.entry("t", 0, 7)) == (
+        5,
+        10,
+        None,
+    )
 
 
 def test_queue_raised_by_a_lost_message_accepts_a_lower_offset(disk: SimDisk, clock: ManualClock) -> None:
     store, first = open_store(disk, clock, following=True), record(0, 0, 1)
-    store.append_replica(first, 0)
-    store.after_flush(store.flush())
+    store.replica.append(first, 0)
+    store.after_flush(store.visibility.flush())
     store.upkeep()
-    store.append_replica(record(len(first), 70, 1), len(first))
+    store.replica.append(record(len(first), 70, 1), len(first))
     for seed in range(20):
         cut = disk.power_cut(seed)
         again = open_store(cut, clock, following=True)
         if again.max_physical_offset == len(first):
-            again.append_replica(record(len(first), 30, 1), len(first))
-            assert (again.next_offset("t", 0), again.entry("t", 0, 30) is None) == (31, False)
+            again.replica.append(record(len(first), 30, 1), len(first))
+            assert (again.queues.next_offset("t", 0), again.reader.entry("t", 0, 30) is None) == (31, False)
 
 
 def test_failed_replica_write_keeps_nothing_of_the_batch(disk: SimDisk, clock: ManualClock) -> None:
     store, first = open_store(disk, clock, following=True), record(0, 0, 1)
-    store.append_replica(first, 0)
+    store.replica.append(first, 0)
     disk.fail_write = lambda _path: True
     with pytest.raises(StoreNotWritable, match="a write to the log failed"):
-        store.append_replica(record(len(first), 1, 1) + record(2 * len(first), 2, 1), len(first))
-    assert (store.max_physical_offset, store.next_offset("t", 0)) == (len(first), 1)
-    assert store.dirty, "the flusher hears of it"
+        store.replica.append(record(len(first), 1, 1) + record(2 * len(first), 2, 1), len(first))
+    assert (store.max_physical_offset, store.queues.next_offset("t", 0)) == (len(first), 1)
+    assert store.visibility.is_dirty, "the flusher hears of it"
 
 
 @pytest.mark.parametrize("short_of", ["commitlog/", "consumequeue/"])
@@ -267,18 +271,18 @@ def test_late_topic_deletion_keeps_later_messages_on_a_slave(disk: SimDisk, cloc
         for _ in range(5):
             master.put("orders", queue, 10)
     deleted_at = master.store.max_physical_offset
-    master.store.delete_topic("orders")
+    master.store.queue_changes.delete_topic("orders")
     for _ in range(3):
         master.put("orders", 0, 10)
     slave = open_store(disk, clock, following=True)
     LogLink(master, slave, 0).run()
-    slave.delete_topic("orders", below=deleted_at)
-    slave.save_deletions()
+    slave.queue_changes.delete_topic("orders", below=deleted_at)
+    slave.queue_changes.save_deletions()
     for _ in range(2):
-        assert slave.queues() == {"orders": [0]}
-        assert (slave.min_offset("orders", 0), slave.max_offset("orders", 0)) == (5, 8)
-        assert slave.next_offset("orders", 1) == 5
-        assert slave.deleted_below() == {"orders": {0: 5, 1: 5}}, "an archive has to hide it of either"
+        assert slave.queues.names() == {"orders": [0]}
+        assert (slave.queues.min_offset("orders", 0), slave.queues.max_offset("orders", 0)) == (5, 8)
+        assert slave.queues.next_offset("orders", 1) == 5
+        assert slave.queues.ended() == {"orders": {0: 5, 1: 5}}, "an archive has to hide it of either"
         assert_same(slave, master.store)
         disk.kill()
         slave = open_store(disk, clock, following=True)
@@ -287,19 +291,19 @@ def test_late_topic_deletion_keeps_later_messages_on_a_slave(disk: SimDisk, cloc
 def test_deleted_topic_offsets_are_not_reused_in_a_broker_set(disk: SimDisk, clock: ManualClock) -> None:
     """Otherwise, a member that deletes after the next message would have two messages of one offset."""
     master, slave = RandomMaster(0), open_store(disk, clock, following=True, confirmed=0)
-    master.store.join_set(0)
+    master.store.visibility.join_set(0)
     for _ in range(3):
         master.put("orders", 0, 10)
     deleted_at = master.store.max_physical_offset
-    master.store.confirm(deleted_at)
-    master.store.delete_topic("orders", begin_again=True)
+    master.store.visibility.confirm(deleted_at)
+    master.store.queue_changes.delete_topic("orders", begin_again=True)
     master.put("orders", 0, 10)
     LogLink(master, slave, 0).run()
-    slave.confirm(slave.max_physical_offset)
-    master.store.confirm(slave.max_physical_offset)
-    slave.delete_topic("orders", begin_again=True, below=deleted_at)
-    slave.save_deletions()
-    assert (slave.min_offset("orders", 0), slave.max_offset("orders", 0)) == (3, 4)
+    slave.visibility.confirm(slave.max_physical_offset)
+    master.store.visibility.confirm(slave.max_physical_offset)
+    slave.queue_changes.delete_topic("orders", begin_again=True, below=deleted_at)
+    slave.queue_changes.save_deletions()
+    assert (slave.queues.min_offset("orders", 0), slave.queues.max_offset("orders", 0)) == (3, 4)
     assert_same(slave, master.store)
 
 
@@ -309,20 +313,23 @@ def test_slave_continues_queues_without_records_at_the_masters_ends(disk: SimDis
     for topic, queue in (("orders", 0), ("payments", 1), ("käse", 0)):
         for _ in range(4):
             master.put(topic, queue, 10)
-    master.store.roll()
-    master.store.after_flush(master.store.flush())
+    master.store.end.roll()
+    master.store.after_flush(master.store.visibility.flush())
     master.store.take_out(0)()
     master.put("orders", 0, 10)
     slave = open_store(disk, clock, following=True)
     LogLink(master, slave, 0).run()
     assert slave.min_physical_offset == master.store.min_physical_offset > 0
-    ends = {topic: {queue: master.store.next_offset(topic, queue)} for topic, (queue,) in master.store.queues().items()}
+    ends = {
+        topic: {queue: master.store.queues.next_offset(topic, queue)}
+        for topic, (queue,) in master.store.queues.names().items()
+    }
     log_end = master.store.max_physical_offset
     for _ in range(2):
-        slave.begin_queues(ends, log_end)
-        following = [slave.next_offset(*queue) for queue in (("orders", 0), ("payments", 1), ("käse", 0))]
+        slave.queue_changes.begin_queues(ends, log_end)
+        following = [slave.queues.next_offset(*queue) for queue in (("orders", 0), ("payments", 1), ("käse", 0))]
         assert following == [5, 4, 4]
-        assert (slave.min_offset("payments", 1), slave.max_offset("payments", 1)) == (4, 4)
+        assert (slave.queues.min_offset("payments", 1), slave.queues.max_offset("payments", 1)) == (4, 4)
         disk.kill()
         slave = open_store(disk, clock, following=True)
     slave.lead()
@@ -343,10 +350,10 @@ def test_ends_of_deleted_queues_are_saved_only_if_they_are_new(
 
     monkeypatch.setattr(disk, "write_atomic", noted)
     for ends in ({0: 7}, {0: 7}, {0: 7, 1: 3}, {}):
-        slave.remember_ended({"orders": ends} if ends else {})
+        slave.queue_changes.remember_ended({"orders": ends} if ends else {})
     assert writes == ["queue_state"] * 2
     again = open_store(disk.power_cut(), clock, following=True)
-    assert again.deleted_below() == {"orders": {0: 7, 1: 3}}
+    assert again.queues.ended() == {"orders": {0: 7, 1: 3}}
 
 
 def test_topic_deleted_after_its_ends_were_sent_is_not_restored(disk: SimDisk, clock: ManualClock) -> None:
@@ -355,11 +362,11 @@ def test_topic_deleted_after_its_ends_were_sent_is_not_restored(disk: SimDisk, c
     log_end = master.store.max_physical_offset
     master.put("payments", 0, 10)
     LogLink(master, slave, 0).run()
-    slave.delete_topic("orders", below=slave.max_physical_offset)
-    slave.save_deletions()
-    slave.begin_queues({"orders": {0: 1}}, log_end)
-    assert slave.queues() == {"payments": [0]}
-    assert slave.next_offset("orders", 0) == 1
+    slave.queue_changes.delete_topic("orders", below=slave.max_physical_offset)
+    slave.queue_changes.save_deletions()
+    slave.queue_changes.begin_queues({"orders": {0: 1}}, log_end)
+    assert slave.queues.names() == {"payments": [0]}
+    assert slave.queues.next_offset("orders", 0) == 1
 
 
 # -- visibility
@@ -370,9 +377,11 @@ def test_topic_deleted_after_its_ends_were_sent_is_not_restored(disk: SimDisk, c
 def test_slave_shows_confirmed_messages_and_notifies_once(seed: int, flush_disk_type: str) -> None:
     dice, master = random.Random(seed), RandomMaster(seed)
     slave = open_store(SimDisk(), ManualClock(), following=True, flush_disk_type=flush_disk_type)
-    slave.join_set(0)
+    slave.visibility.join_set(0)
     heard: list[tuple[str, int, int]] = []
-    slave.tell(lambda shown: heard.extend((queue.topic, queue.queue_id, offset) for queue, offset, _ in shown))
+    slave.visibility.subscribe(
+        lambda shown: heard.extend((queue.topic, queue.queue_id, offset) for queue, offset, _ in shown)
+    )
     seen, confirmed = 0, 0
     link = LogLink(master, slave, seed)
     for _ in range(150):
@@ -380,41 +389,41 @@ def test_slave_shows_confirmed_messages_and_notifies_once(seed: int, flush_disk_
             master.run(10)
         link.pass_on(dice.choice((100, 3000, 20_000)))
         if dice.random() < 0.4:
-            slave.after_flush(slave.flush())
+            slave.after_flush(slave.visibility.flush())
         if dice.random() < 0.5:
             confirmed = max(confirmed, dice.randrange(slave.max_physical_offset + 1))
-            slave.confirm(confirmed)
-        bound = min(confirmed, slave.flushed_offset if flush_disk_type == SYNC_FLUSH else confirmed)
-        assert slave.confirmed_offset <= bound
-        for topic, queues in slave.queues().items():
+            slave.visibility.confirm(confirmed)
+        bound = min(confirmed, slave.visibility.flushed if flush_disk_type == SYNC_FLUSH else confirmed)
+        assert slave.visibility.confirmed <= bound
+        for topic, queues in slave.queues.names().items():
             for queue in queues:
-                last = slave.entry(topic, queue, slave.max_offset(topic, queue) - 1)
+                last = slave.reader.entry(topic, queue, slave.queues.max_offset(topic, queue) - 1)
                 assert last is None or last[0] + last[1] <= bound
-                following = slave._queues.by_name[topic, queue].entry(slave.max_offset(topic, queue))
+                following = slave.queues.by_name[topic, queue].entry(slave.queues.max_offset(topic, queue))
                 assert following is None or following[0] + following[1] > bound, "what is confirmed is shown"
         seen = max(seen, len(heard))
     assert len(heard) == len(set(heard)) or master.deletions
-    slave.after_flush(slave.flush())
-    slave.confirm(slave.max_physical_offset)
-    assert all(slave.max_offset(topic, queue) == slave.next_offset(topic, queue)
-               for topic, queues in slave.queues().items() for queue in queues)  # fmt: skip
+    slave.after_flush(slave.visibility.flush())
+    slave.visibility.confirm(slave.max_physical_offset)
+    assert all(slave.queues.max_offset(topic, queue) == slave.queues.next_offset(topic, queue)
+               for topic, queues in slave.queues.names().items() for queue in queues)  # fmt: skip
 
 
 def test_master_shows_confirmed_messages_in_a_set_and_all_when_alone(open_store: Any, put: Any) -> None:
     store = open_store()
     first = put(store)
-    store.join_set(0)
-    assert store.max_offset("t", 0) == 1, "what was shown stays so"
+    store.visibility.join_set(0)
+    assert store.queues.max_offset("t", 0) == 1, "what was shown stays so"
     second, third = put(store), put(store)
-    assert (store.max_offset("t", 0), store.next_offset("t", 0)) == (1, 3)
-    assert store.record_at(second.physical_offset) is None
-    store.confirm(third.physical_offset)
-    store.confirm(first.physical_offset)
-    assert store.max_offset("t", 0) == 2
-    store.leave_set()
-    assert store.max_offset("t", 0) == 3
+    assert (store.queues.max_offset("t", 0), store.queues.next_offset("t", 0)) == (1, 3)
+    assert store.reader.record_at(second.physical_offset) is None
+    store.visibility.confirm(third.physical_offset)
+    store.visibility.confirm(first.physical_offset)
+    assert store.queues.max_offset("t", 0) == 2
+    store.visibility.leave_set()
+    assert store.queues.max_offset("t", 0) == 3
     put(store)
-    assert store.max_offset("t", 0) == 4
+    assert store.queues.max_offset("t", 0) == 4
 
 
 def test_slave_indexes_unique_key_without_trailing_separator() -> None:

@@ -31,14 +31,14 @@ def opened(disk: SimDisk) -> MessageStore:
 def restore(store: MessageStore) -> None:
     if store.max_physical_offset < LOG_START:
         store.restart_log_at(LOG_START)
-    store.restore_queues(FOLLOWING, ENDED)
+    store.queue_changes.restore_queues(FOLLOWING, ENDED)
 
 
 def check(store: MessageStore) -> None:
     for topic, ends in FOLLOWING.items():
         for queue_id, end in ends.items():
-            assert store.following_offsets()[topic][queue_id] >= end
-            assert store.min_offset(topic, queue_id) >= end, "nothing below is local: it is read cold"
+            assert store.queues.following()[topic][queue_id] >= end
+            assert store.queues.min_offset(topic, queue_id) >= end, "nothing below is local: it is read cold"
             stored = put_one(store, topic, queue_id)
             assert stored.queue_offset >= end
             assert stored.physical_offset >= LOG_START
@@ -49,13 +49,13 @@ def test_restored_store_continues_above_and_restarts() -> None:
     disk = SimDisk()
     store = opened(disk)
     restore(store)
-    assert store.following_offsets() == {**FOLLOWING, **ENDED}
+    assert store.queues.following() == {**FOLLOWING, **ENDED}
     restore(store)  # idempotent
-    assert store.following_offsets() == {**FOLLOWING, **ENDED}
+    assert store.queues.following() == {**FOLLOWING, **ENDED}
     check(store)
     store.shutdown()
     again = opened(disk)
-    assert again.following_offsets()["t"][0] == 10_000_009
+    assert again.queues.following()["t"][0] == 10_000_009
     check(again)
 
 
@@ -78,7 +78,7 @@ def test_restore_after_a_power_cut_is_repeated(place: str, seed: int) -> None:
         disk = disk.power_cut()  # after the restore, its result is durable
         store = opened(disk)
         check(store)
-        store.after_flush(store.flush())
+        store.after_flush(store.visibility.flush())
         again = opened(disk.power_cut())
         check(again)
 
@@ -95,12 +95,12 @@ def test_restored_empty_queues_need_no_files_and_two_checkpoints() -> None:
     store.restart_log_at(LOG_START)
     following = {f"topic-{number}": dict.fromkeys(range(8), 10_000_000) for number in range(100)}
     with failpoint.armed("store.checkpoint", nth=4):  # the fourth checkpoint would raise
-        store.restore_queues(following, {})
+        store.queue_changes.restore_queues(following, {})
     assert queue_files(disk) == []
     again = opened(disk.power_cut())
-    assert again.following_offsets() == following
+    assert again.queues.following() == following
     assert put_one(again, "topic-7", 3).queue_offset == 10_000_000
-    assert (again.min_offset("topic-7", 3), again.max_offset("topic-7", 4)) == (10_000_000, 10_000_000)
+    assert (again.queues.min_offset("topic-7", 3), again.queues.max_offset("topic-7", 4)) == (10_000_000, 10_000_000)
 
 
 def test_unsaved_queue_start_is_discarded_and_can_be_repeated() -> None:
@@ -121,12 +121,12 @@ def test_unsaved_queue_start_is_discarded_and_can_be_repeated() -> None:
     following = {"t": {0: 500, 1: 700}, "u": {0: 600}}
     disk.is_full = True
     with pytest.raises(OSError, match="full"):
-        store.create_queues_at(following)
+        store.queue_changes.create_queues_at(following)
     disk.is_full = False
-    assert store.following_offsets() == {"t": {1: 1}}
-    store.create_queues_at(following)
+    assert store.queues.following() == {"t": {1: 1}}
+    store.queue_changes.create_queues_at(following)
     again = opened(disk.power_cut())
-    assert again.following_offsets() == following
+    assert again.queues.following() == following
 
 
 def test_deleted_topic_without_files_keeps_its_next_offsets() -> None:
@@ -134,24 +134,24 @@ def test_deleted_topic_without_files_keeps_its_next_offsets() -> None:
     store = opened(disk)
     restore(store)
     put_one(store, "t", 0)
-    store.delete_topic("u")
-    store.delete_topic("t")
+    store.queue_changes.delete_topic("u")
+    store.queue_changes.delete_topic("t")
     store.upkeep()
     assert queue_files(disk) == []
     again = opened(disk.power_cut())
-    assert again.following_offsets()["u"] == {1: 10_000_400}
-    assert again.following_offsets()["t"] == {0: 10_000_009, 3: 10_000_000}
-    assert again.queues() == {}
+    assert again.queues.following()["u"] == {1: 10_000_400}
+    assert again.queues.following()["t"] == {0: 10_000_009, 3: 10_000_000}
+    assert again.queues.names() == {}
     assert put_one(again, "u", 1).queue_offset == 10_000_400
 
 
 def test_raised_queues_of_a_deleted_topic_continue_where_they_ended() -> None:
     store = opened(SimDisk())
     put_one(store, "t", 0)
-    store.raise_queues({"t": {0: 9}}, said_at=store.max_physical_offset)
+    store.queue_changes.raise_queues({"t": {0: 9}}, said_at=store.max_physical_offset)
     assert b'"raised":{"t":{"0":[[9,' in image(store)
-    store.delete_topic("t")
-    assert store.deleted_below() == {"t": {0: 9}}
+    store.queue_changes.delete_topic("t")
+    assert store.queues.ended() == {"t": {0: 9}}
     assert b'"raised":{}' in image(store)
 
 
@@ -161,15 +161,15 @@ def test_saved_queue_start_is_dropped_after_its_first_durable_message() -> None:
     restore(store)
     for topic, queue_id in (("t", 0), ("t", 3), ("u", 1)):
         put_one(store, topic, queue_id)
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     disk = disk.power_cut()
     unsafe = opened(disk)  # the log has the message, but the queue file may be lost
     assert b'"begins":{}' not in image(unsafe)
-    assert unsafe.following_offsets()["t"][0] == 10_000_009
+    assert unsafe.queues.following()["t"][0] == 10_000_009
     unsafe.shutdown()
     again = opened(disk)
     assert b'"begins":{}' in image(again)
-    assert again.following_offsets()["t"][0] == 10_000_009
+    assert again.queues.following()["t"][0] == 10_000_009
 
 
 def test_start_finds_queue_ends_with_few_mapped_files() -> None:
@@ -183,10 +183,10 @@ def test_start_finds_queue_ends_with_few_mapped_files() -> None:
     disk = disk.power_cut()
     again = MessageStore(small_config(), disk, ManualClock())
     again.load()
-    assert {queue_id: again.max_offset("t", queue_id) for queue_id in counts} == counts
-    assert again.mapped_queue_files == 4, "those of a hundred and more: their files are searched"
+    assert {queue_id: again.queues.max_offset("t", queue_id) for queue_id in counts} == counts
+    assert again.queues.mapped_files == 4, "those of a hundred and more: their files are searched"
     assert [put_one(again, "t", queue_id).queue_offset for queue_id in counts] == list(counts.values())
 
 
 def image(store: MessageStore) -> bytes:
-    return store.queue_state_image().data
+    return store.queue_changes.image().data

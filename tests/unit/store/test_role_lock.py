@@ -36,11 +36,11 @@ DOORS: dict[str, Callable[[MessageStore, Put], object]] = {
     "put to a new queue": lambda store, put: put(store, topic="new"),
     "append": lambda store, _: owed_of(store)(),
     "append_both": both,
-    "put_first": lambda store, _: store.put_first(owed_of(store)),
-    "roll": lambda store, _: store.roll(),
+    "put_first": lambda store, _: store.end.put_first(owed_of(store)),
+    "roll": lambda store, _: store.end.roll(),
     "go on after what was lost": lambda store, _: store.restart_log_at(store.max_physical_offset + 1),
-    "a queue that goes on higher": lambda store, _: store.create_queue_at("t", 0, 100),
-    "another's queues": lambda store, _: store.restore_queues({"t": {0: 100}}, {}),
+    "a queue that goes on higher": lambda store, _: store.queue_changes.create_queue_at("t", 0, 100),
+    "another's queues": lambda store, _: store.queue_changes.restore_queues({"t": {0: 100}}, {}),
 }
 
 
@@ -59,14 +59,14 @@ def test_slave_refuses_all_local_writes(
         store.load(following=True)
     clock.advance(60_000)
     before = (
-        store.max_physical_offset, store.segments(), store.following_offsets(), store.newest_store_time,
+        store.max_physical_offset, store.reader.segments(), store.queues.following(), store.end.last_time,
         disk.list_dir(Path("/store/commitlog")),
     )  # fmt: skip
     for _ in range(2):
         with pytest.raises(StoreNotWritable, match="slave: its log takes only what its master wrote"):
             DOORS[door](store, put)
     assert before == (
-        store.max_physical_offset, store.segments(), store.following_offsets(), store.newest_store_time,
+        store.max_physical_offset, store.reader.segments(), store.queues.following(), store.end.last_time,
         disk.list_dir(Path("/store/commitlog")),
     )  # fmt: skip
     store.lead()
@@ -81,7 +81,7 @@ def test_pending_first_record_is_dropped_on_demotion(open_store: Open, put: Put,
     def no_room() -> None:
         raise StoreFull("no room")
 
-    store.put_first(no_room)
+    store.end.put_first(no_room)
     with pytest.raises(StoreFull):
         put(store)
     store.follow()
@@ -97,7 +97,7 @@ def test_refused_put_does_not_change_store_times(open_store: Open, put: Put, clo
         clock.set_wall(newest + hours * 3_600_000)
         with pytest.raises(StoreNotWritable):
             put(store)
-    assert (store.newest_store_time, store.steps_back) == (newest, 0)
+    assert (store.end.last_time, store.end.steps_back) == (newest, 0)
 
 
 def test_slave_with_failed_disk_reports_the_failure(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -106,7 +106,7 @@ def test_slave_with_failed_disk_reports_the_failure(open_store: Open, put: Put, 
     store.follow()
     disk.fail_sync = lambda _path: True
     with pytest.raises(StoreNotWritable, match="sync to the disk failed"):
-        store.flush()
-    for ask in (store.lead, lambda: store.append_replica(b"", store.max_physical_offset), lambda: put(store)):
+        store.visibility.flush()
+    for ask in (store.lead, lambda: store.replica.append(b"", store.max_physical_offset), lambda: put(store)):
         with pytest.raises(StoreNotWritable, match="the disk failed"):
             ask()

@@ -16,19 +16,21 @@ Put = Callable[..., Any]
 
 
 def flush(store: MessageStore) -> None:
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.upkeep()
 
 
 def test_search_by_time_works_in_a_queue_that_was_never_read(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     put(store)
-    assert store.min_offset("t", 0) == 0
+    assert store.queues.min_offset("t", 0) == 0
     for _ in range(3):
         clock.advance(1000)
         put(store)
-    assert at_once(store.offset_by_time("t", 0, clock.now_ms() - 60_000, False)) == 0, "all would be taken for expired"
-    assert at_once(store.offset_by_time("t", 0, clock.now_ms() - 1000, False)) == 2
+    assert at_once(store.reader.offset_by_time("t", 0, clock.now_ms() - 60_000, False)) == 0, (
+        "all would be taken for expired"
+    )
+    assert at_once(store.reader.offset_by_time("t", 0, clock.now_ms() - 1000, False)) == 2
 
 
 def test_records_recovered_after_a_kill_survive_a_power_cut(
@@ -43,7 +45,7 @@ def test_records_recovered_after_a_kill_survive_a_power_cut(
     for seed in range(6):
         last = MessageStore(store.config, disk.power_cut(seed), clock)
         last.load()
-        found = last.get("t", 0, 0, 32, 1 << 20)
+        found = last.reader.get("t", 0, 0, 32, 1 << 20)
         assert b"".join(found.buffers).count(b"x" * 5000) == 6
 
 
@@ -51,7 +53,7 @@ def test_topic_is_deleted_after_a_power_cut_lost_a_queue_file(open_store: Open, 
     store = open_store()
     put(store)
     store.disk.make_dirs(Path("/store/consumequeue/t/1"))
-    store.delete_topic("t")
+    store.queue_changes.delete_topic("t")
     store.upkeep()
     assert not store.disk.exists(Path("/store/consumequeue/t"))
 
@@ -63,19 +65,19 @@ def test_message_after_a_power_cut_is_not_hidden_as_deleted(
     put(store, topic="t")
     flush(store)
     put(store, topic="other", body=b"x" * 9000)
-    store.delete_topic("t")
-    store.save_deletions()
+    store.queue_changes.delete_topic("t")
+    store.queue_changes.save_deletions()
     cut = disk.power_cut(seed=2)
     again = MessageStore(store.config, cut, clock)
     again.load()
     assert again.max_physical_offset < store.max_physical_offset, "the seed lets the last message survive"
     put(again, topic="t", body=b"new")
-    assert again.min_offset("t", 0) == 1
-    assert again.get("t", 0, 1, 1, 1 << 20).status == "FOUND"
+    assert again.queues.min_offset("t", 0) == 1
+    assert again.reader.get("t", 0, 1, 1, 1 << 20).status == "FOUND"
     flush(again)
     last = MessageStore(store.config, cut.power_cut(), clock)
     last.load()
-    assert last.get("t", 0, 1, 1, 1 << 20).status == "FOUND"
+    assert last.reader.get("t", 0, 1, 1, 1 << 20).status == "FOUND"
 
 
 def test_entry_in_an_evicted_file_is_none(open_store: Open, put: Put) -> None:
@@ -84,11 +86,11 @@ def test_entry_in_an_evicted_file_is_none(open_store: Open, put: Put) -> None:
         put(store, body=b"x" * 5000)
     flush(store)
     end = store.max_physical_offset
-    assert store.entries("t", 0, end)[0].first_offset == 0
+    assert store.reader.entries("t", 0, end)[0].first_offset == 0
     store.take_out(0)()
-    held = store.entries("t", 0, end)[0]
+    held = store.reader.entries("t", 0, end)[0]
     assert held.physical[0] == store.min_physical_offset
-    assert held.first_offset == store.min_offset("t", 0)
+    assert held.first_offset == store.queues.min_offset("t", 0)
 
 
 def test_queue_is_synced_after_an_eviction_of_its_old_file(open_store: Open, put: Put, clock: ManualClock) -> None:
@@ -97,9 +99,9 @@ def test_queue_is_synced_after_an_eviction_of_its_old_file(open_store: Open, put
         put(store, body=b"x" * 2000)
     store.checkpoint()
     store.take_out(0)()
-    assert store.min_offset("t", 0) == 7, "the first queue file goes"
+    assert store.queues.min_offset("t", 0) == 7, "the first queue file goes"
     put(store, body=b"x" * 2000)
-    assert store._queues.dirty_topics() == {"t"}
+    assert store.queues.dirty_topics() == {"t"}
 
 
 def test_store_time_of_a_hidden_message_is_returned(open_store: Open, put: Put, clock: ManualClock) -> None:
@@ -107,19 +109,19 @@ def test_store_time_of_a_hidden_message_is_returned(open_store: Open, put: Put, 
     store = open_store()
     put(store)
     put(store)
-    store.set_min_offset("t", 0, 1)
-    assert store.store_time("t", 0, 0) == clock.now_ms()
+    store.queue_changes.set_min_offset("t", 0, 1)
+    assert store.reader.store_time("t", 0, 0) == clock.now_ms()
 
 
 def test_queue_raised_above_its_archive_can_be_archived(open_store: Open, put: Put) -> None:
     """In an older copy of the log, messages below the hole are hidden and must not block further rounds."""
     store = open_store()
     put(store)
-    store.create_queue_at("t", 0, 5)
-    store.set_min_offset("t", 0, 5)
+    store.queue_changes.create_queue_at("t", 0, 5)
+    store.queue_changes.set_min_offset("t", 0, 5)
     put(store)
     flush(store)
-    assert store.entries("t", 0, store.max_physical_offset)[0].first_offset == 5
+    assert store.reader.entries("t", 0, store.max_physical_offset)[0].first_offset == 5
 
 
 def test_record_without_last_page_and_crc_ends_the_log(
@@ -130,7 +132,7 @@ def test_record_without_last_page_and_crc_ends_the_log(
     flush(store)
     begin = put(store, body=b"x" * 100, keys="k" * 40).physical_offset
     end = store.max_physical_offset
-    file = store.file_at(begin)
+    file = store.log.at(begin)
     assert file is not None
     file.map[end - 20 : end] = bytes(20)
     file.crc_map[16 : len(file.crc_map)] = bytes(len(file.crc_map) - 16)

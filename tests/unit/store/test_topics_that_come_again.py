@@ -14,9 +14,9 @@ from tests.unit.store.master_and_slave import QUEUES, TOPIC, MasterAndSlave
 
 def bodies(store: MessageStore, queue: int, topic: str = TOPIC) -> list[tuple[int, bytes]]:
     """Return offset and body of all visible messages of a queue."""
-    found, offset = list[tuple[int, bytes]](), store.min_offset(topic, queue)
-    while offset < store.max_offset(topic, queue):
-        got = store.get(topic, queue, offset, 100, 1 << 20)
+    found, offset = list[tuple[int, bytes]](), store.queues.min_offset(topic, queue)
+    while offset < store.queues.max_offset(topic, queue):
+        got = store.reader.get(topic, queue, offset, 100, 1 << 20)
         found += [(record.queue_offset, record.body) for buffer in got.buffers for record in iter_records(buffer)]
         assert got.next_offset > offset
         offset = got.next_offset
@@ -26,7 +26,9 @@ def bodies(store: MessageStore, queue: int, topic: str = TOPIC) -> list[tuple[in
 def assert_same(pair: MasterAndSlave) -> None:
     for queue in range(QUEUES):
         assert bodies(pair.slave, queue) == bodies(pair.master, queue), f"queue {queue}"
-        assert pair.slave.next_offset(TOPIC, queue) == pair.master.next_offset(TOPIC, queue), f"queue {queue}"
+        assert pair.slave.queues.next_offset(TOPIC, queue) == pair.master.queues.next_offset(TOPIC, queue), (
+            f"queue {queue}"
+        )
     assert bodies(pair.slave, 0, "other") == bodies(pair.master, 0, "other")
 
 
@@ -41,7 +43,7 @@ def test_recreated_topic_shows_only_its_new_messages_from_zero() -> None:
     pair.put(1, b"new")
     pair.pass_on()
     assert bodies(pair.slave, 1) == [(0, b"new")]
-    assert pair.slave.next_offset(TOPIC, 0) == 0, "it ended before what is new"
+    assert pair.slave.queues.next_offset(TOPIC, 0) == 0, "it ended before what is new"
     pair.put(0, b"new")
     pair.pass_on()
     assert_same(pair)
@@ -88,7 +90,7 @@ def test_slave_equals_its_master_after_restarts_and_crashes(seed: int, end: Call
                 pair.pass_on(dice.randrange(2000))
                 end(pair)
             case 2:
-                pair.slave.after_flush(pair.slave.flush())
+                pair.slave.after_flush(pair.slave.visibility.flush())
                 pair.slave.upkeep()
             case 3:
                 pair.put(0, b"%d" % number, "other")
@@ -117,7 +119,7 @@ def test_repeated_or_lower_nonzero_offset_is_refused() -> None:
         pair.put(0)
     pair.pass_on()
     pair.recreate()
-    pair.master.create_queue_at(TOPIC, 0, 1)
+    pair.master.queue_changes.create_queue_at(TOPIC, 0, 1)
     pair.put(0)
     with pytest.raises(LogMismatch, match="offset 1 of 't', queue 0, which has all below 3 already"):
         pair.pass_on()

@@ -27,7 +27,7 @@ DIVERGED = Path("/store/diverged")
 
 def starts(store: MessageStore, above: int) -> list[int]:
     """Return the starts of records above an offset, and the log end."""
-    places = [place for place, _, _ in store._log.records_ending_above(above)]
+    places = [place for place, _, _ in store.log.records_ending_above(above)]
     return [*(place for place in places if place >= above), store.max_physical_offset]
 
 
@@ -52,12 +52,12 @@ def test_record_start_finds_the_truncatable_offset_below(seed: int) -> None:
     master = RandomMaster(seed)
     master.run(80)
     store = slave_of(master, SimDisk(seed=seed))
-    log, low = store._log, store.min_physical_offset
+    log, low = store.log, store.min_physical_offset
     known = low
     for offset in range(low, store.max_physical_offset + 1):
         if log.is_record_start(offset):
             known = offset
-        found = store.record_start(offset)
+        found = store.reader.record_start(offset)
         assert found == known or (log.at(offset) is None and log.ending_at(found) is not None)
         assert log.is_record_start(found)
 
@@ -84,7 +84,7 @@ def test_truncated_slave_follows_the_next_master(seed: int, checkpointed: str) -
             slave.truncate(dice.choice(starts(slave, to)), epoch=term, floor=to)
         cut = tail_of(slave, to)
         kept = slave.truncate(to, epoch=term, floor=to)
-        assert slave.max_physical_offset == slave.replica_offset == to
+        assert slave.max_physical_offset == slave.replica.next_offset == to
         assert (b"" if kept is None else disk.read(kept)) == cut
         same(slave, second.store)
         second.deletes = True
@@ -219,21 +219,21 @@ def with_an_evictable_file(disk: SimDisk, **options: Any) -> tuple[MessageStore,
     store = MessageStore(small_config(), disk, ManualClock(), **options)
     store.load(following=True)
     LogLink(master, store, 7).run()
-    store.after_flush(store.flush())
+    store.after_flush(store.visibility.flush())
     store.checkpoint()
-    oldest, *_, newest = store._log.files
+    oldest, *_, newest = store.log.files
     assert oldest.end < newest.base
     return store, min(place for place in starts(store, newest.base) if place > newest.base), oldest.path
 
 
 def test_pending_eviction_is_cancelled_by_a_truncation(disk: SimDisk) -> None:
     store, to, path = with_an_evictable_file(disk)
-    (first, *_) = store.segments()
+    (first, *_) = store.reader.segments()
     remove = store.take_out(first.base)
     store.truncate(to, epoch=1, floor=to)
     assert not remove()
     assert (store.min_physical_offset, disk.exists(path)) == (first.base, True)
-    assert store.record_at(first.base) is not None
+    assert store.reader.record_at(first.base) is not None
     assert store.take_out(first.base)()
     assert (store.min_physical_offset, disk.exists(path)) == (first.end, False)
 
@@ -277,7 +277,7 @@ def test_truncation_waits_for_a_file_removal(disk: SimDisk, monkeypatch: pytest.
         change(place, *rest)
 
     monkeypatch.setattr(disk, call, held)
-    first, second, *_ = store.segments()
+    first, second, *_ = store.reader.segments()
     leaving = threading.Thread(target=store.take_out(first.base))
     leaving.start()
     assert is_leaving.wait(30)
@@ -297,7 +297,7 @@ def test_truncation_waits_for_a_file_removal(disk: SimDisk, monkeypatch: pytest.
         letting.join()
         leaving.join()
     assert (store.min_physical_offset, store.max_physical_offset) == (second.base, to)
-    assert all(disk.exists(file.path) for file in store._log.files)
+    assert all(disk.exists(file.path) for file in store.log.files)
 
 
 # -- refused truncations
@@ -307,9 +307,9 @@ def test_truncation_below_the_confirmed_offset_needs_an_operator(disk: SimDisk) 
     store = short(disk, 5)
     with pytest.raises(TruncationRefused, match=f"below {2 * SIZE} is confirmed"):
         store.truncate(SIZE, epoch=1, floor=2 * SIZE)
-    assert (store.max_offset("t", 0), disk.exists(DIVERGED)) == (5, False)
+    assert (store.queues.max_offset("t", 0), disk.exists(DIVERGED)) == (5, False)
     assert store.truncate(SIZE, epoch=1, floor=2 * SIZE, by_operator=True) == DIVERGED / f"1-{SIZE}-{5 * SIZE}.log"
-    assert store.max_offset("t", 0) == 1
+    assert store.queues.max_offset("t", 0) == 1
 
 
 @pytest.mark.parametrize("to", [1, SIZE - 1, SIZE + 1, 3 * SIZE + 8, 5 * SIZE + 1, 16_384, 1 << 40, -1])
@@ -317,26 +317,31 @@ def test_truncation_inside_a_record_is_refused(disk: SimDisk, to: int) -> None:
     store = short(disk, 5)
     with pytest.raises((LogMismatch, TruncationRefused)):
         store.truncate(to, epoch=1, floor=0)
-    assert (store.max_offset("t", 0), store.is_following) == (5, True)
+    assert (store.queues.max_offset("t", 0), store.end.is_following) == (5, True)
 
 
 def test_next_lower_truncation_offset_is_found(disk: SimDisk) -> None:
     store = short(disk, 5)
     last = 5 * SIZE
-    assert [store.record_start(at) for at in (0, 1, SIZE - 1, SIZE, SIZE + 1)] == [0, 0, 0, SIZE, SIZE]
-    assert [store.record_start(at) for at in (last - 1, last, last + 1, 1 << 40)] == [last - SIZE, last, last, last]
-    store.append_replica(end_record(16_384 - last), last)
-    assert [store.record_start(at) for at in (last, last + 7, 16_383)] == [last] * 3
-    assert [store.record_start(at) for at in (16_384, 20_000)] == [16_384] * 2
-    store.go_on_with_master_at(30_000)
-    assert [store.record_start(at) for at in (16_383, 16_384, 29_999)] == [last, 16_384, 16_384]
-    assert [store.record_start(at) for at in (30_000, 30_001)] == [30_000] * 2
+    assert [store.reader.record_start(at) for at in (0, 1, SIZE - 1, SIZE, SIZE + 1)] == [0, 0, 0, SIZE, SIZE]
+    assert [store.reader.record_start(at) for at in (last - 1, last, last + 1, 1 << 40)] == [
+        last - SIZE,
+        last,
+        last,
+        last,
+    ]
+    store.replica.append(end_record(16_384 - last), last)
+    assert [store.reader.record_start(at) for at in (last, last + 7, 16_383)] == [last] * 3
+    assert [store.reader.record_start(at) for at in (16_384, 20_000)] == [16_384] * 2
+    store.replica.go_on_at(30_000)
+    assert [store.reader.record_start(at) for at in (16_383, 16_384, 29_999)] == [last, 16_384, 16_384]
+    assert [store.reader.record_start(at) for at in (30_000, 30_001)] == [30_000] * 2
     store.truncate(16_384, epoch=1, floor=0)
-    assert (store.max_physical_offset, store.max_offset("t", 0)) == (16_384, 5)
-    store.append_replica(record(16_384, 5), 16_384)
+    assert (store.max_physical_offset, store.queues.max_offset("t", 0)) == (16_384, 5)
+    store.replica.append(record(16_384, 5), 16_384)
     store.truncate(last, epoch=1, floor=0)
-    store.append_replica(record(last, 5), last)
-    assert (store.max_physical_offset, store.max_offset("t", 0)) == (6 * SIZE, 6)
+    store.replica.append(record(last, 5), last)
+    assert (store.max_physical_offset, store.queues.max_offset("t", 0)) == (6 * SIZE, 6)
 
 
 def test_master_refuses_truncation(open_store: Callable[..., MessageStore], put: Callable[..., Any]) -> None:
@@ -344,29 +349,29 @@ def test_master_refuses_truncation(open_store: Callable[..., MessageStore], put:
     put(store)
     with pytest.raises(StoreNotWritable, match="is a master"):
         store.truncate(0, epoch=1, floor=0)
-    assert store.max_offset("t", 0) == 1
+    assert store.queues.max_offset("t", 0) == 1
 
 
 def test_truncation_works_on_a_real_disk(tmp_path: Path) -> None:
     store = MessageStore(small_config(root=tmp_path), RealDisk(), ManualClock())
     store.load(following=True)
     data = b"".join(record(SIZE * number, number) for number in range(5))
-    store.append_replica(data, 0)
+    store.replica.append(data, 0)
     kept = store.truncate(2 * SIZE, epoch=1, floor=0)
     assert kept is not None and kept.read_bytes() == data[2 * SIZE :]
-    store.append_replica(record(2 * SIZE, 2, body=b"BODY"), 2 * SIZE)
+    store.replica.append(record(2 * SIZE, 2, body=b"BODY"), 2 * SIZE)
     store.shutdown()
     again = MessageStore(small_config(root=tmp_path), RealDisk(), ManualClock())
     assert again.load(following=True).clean
-    assert (again.max_offset("t", 0), again.max_physical_offset) == (3, 3 * SIZE)
+    assert (again.queues.max_offset("t", 0), again.max_physical_offset) == (3, 3 * SIZE)
     again.shutdown()
 
 
 def test_two_truncations_at_one_offset_keep_both_tails(disk: SimDisk) -> None:
     store = short(disk, 2)
-    store.append_replica(record(2 * SIZE, 2), 2 * SIZE)
+    store.replica.append(record(2 * SIZE, 2), 2 * SIZE)
     store.truncate(2 * SIZE, epoch=1, floor=0)
-    store.append_replica(record(2 * SIZE, 2, body=b"BODY"), 2 * SIZE)
+    store.replica.append(record(2 * SIZE, 2, body=b"BODY"), 2 * SIZE)
     store.truncate(2 * SIZE, epoch=1, floor=0)
     kept = [decode_record(disk.read(DIVERGED / name)).body for name in disk.list_dir(DIVERGED)]
     assert sorted(kept) == [b"BODY", b"body"]
@@ -384,11 +389,11 @@ def test_log_is_not_truncated_if_its_tail_cannot_be_kept(disk: SimDisk) -> None:
     disk.append = full  # type: ignore[method-assign]
     with pytest.raises(StoreFull, match="can't be kept"):
         store.truncate(SIZE, epoch=1, floor=0)
-    assert (store.max_offset("t", 0), disk.list_dir(DIVERGED)) == (5, [])
-    store.append_replica(record(5 * SIZE, 5), 5 * SIZE)
+    assert (store.queues.max_offset("t", 0), disk.list_dir(DIVERGED)) == (5, [])
+    store.replica.append(record(5 * SIZE, 5), 5 * SIZE)
     disk.append = append  # type: ignore[method-assign]
     store.truncate(SIZE, epoch=1, floor=0)
-    assert store.max_offset("t", 0) == 1
+    assert store.queues.max_offset("t", 0) == 1
 
 
 def test_failed_truncation_stops_the_store_until_restart_completes_it(disk: SimDisk) -> None:
@@ -396,7 +401,7 @@ def test_failed_truncation_stops_the_store_until_restart_completes_it(disk: SimD
     disk.fail_sync = lambda path: "commitlog" in str(path) and disk.exists(Path("/store/truncation"))
     with pytest.raises(StoreNotWritable, match="could not be cut"):
         store.truncate(SIZE, epoch=1, floor=0)
-    for ask in (store.flush, store.lead, lambda: store.append_replica(b"", SIZE)):
+    for ask in (store.visibility.flush, store.lead, lambda: store.replica.append(b"", SIZE)):
         with pytest.raises(StoreError):
             ask()
     store.abandon()
@@ -423,9 +428,9 @@ def test_start_after_truncation_needs_space_for_its_checkpoint(disk: SimDisk) ->
         open_store(disk, ManualClock(), following=True)
     refused = False
     again = open_store(disk, ManualClock(), following=True)
-    again.append_replica(record(SIZE, 1, body=b"BODY"), SIZE)
+    again.replica.append(record(SIZE, 1, body=b"BODY"), SIZE)
     disk.kill()
-    assert open_store(disk, ManualClock(), following=True).max_offset("t", 0) == 2
+    assert open_store(disk, ManualClock(), following=True).queues.max_offset("t", 0) == 2
 
 
 # -- syncs and readers
@@ -433,32 +438,32 @@ def test_start_after_truncation_needs_space_for_its_checkpoint(disk: SimDisk) ->
 
 def test_sync_from_before_a_truncation_covers_no_later_record(disk: SimDisk) -> None:
     store = short(disk, 5)
-    late = store.flush()
+    late = store.visibility.flush()
     store.truncate(SIZE, epoch=1, floor=0)
     for number in range(1, 5):
-        store.append_replica(record(SIZE * number, number, body=b"BODY"), SIZE * number)
+        store.replica.append(record(SIZE * number, number, body=b"BODY"), SIZE * number)
     store.after_flush(late)
-    assert store.flushed_offset == SIZE
-    store.after_flush(store.flush())
-    assert store.flushed_offset == 5 * SIZE
+    assert store.visibility.flushed == SIZE
+    store.after_flush(store.visibility.flush())
+    assert store.visibility.flushed == 5 * SIZE
 
 
 @pytest.mark.parametrize("confirmed", [0, SIZE, SIZE + 3, 2 * SIZE, 4 * SIZE])
 def test_readers_see_confirmed_messages_after_truncation_and_restart(disk: SimDisk, confirmed: int) -> None:
     heard: list[int] = []
     store = open_store(disk, ManualClock(), following=True, confirmed=0)
-    store.append_replica(b"".join(record(SIZE * number, number) for number in range(5)), 0)
-    store.confirm(confirmed)
+    store.replica.append(b"".join(record(SIZE * number, number) for number in range(5)), 0)
+    store.visibility.confirm(confirmed)
     store.truncate(4 * SIZE, epoch=1, floor=0)
     for _ in range(2):
-        assert store.max_offset("t", 0) == confirmed // SIZE
-        assert (store.next_offset("t", 0), store.confirmed_offset) == (4, confirmed)
+        assert store.queues.max_offset("t", 0) == confirmed // SIZE
+        assert (store.queues.next_offset("t", 0), store.visibility.confirmed) == (4, confirmed)
         disk.kill()
         store = open_store(disk, ManualClock(), following=True, confirmed=confirmed)
-    store.tell(lambda shown: heard.extend(offset for _, offset, _ in shown))
-    store.confirm(4 * SIZE)
+    store.visibility.subscribe(lambda shown: heard.extend(offset for _, offset, _ in shown))
+    store.visibility.confirm(4 * SIZE)
     assert heard == list(range(confirmed // SIZE, 4))
-    assert store.max_offset("t", 0) == 4
+    assert store.queues.max_offset("t", 0) == 4
 
 
 class OrderedLocks:
@@ -493,7 +498,7 @@ def test_truncation_and_store_threads_do_not_deadlock(disk: SimDisk) -> None:
     locks = OrderedLocks()
     store = MessageStore(small_config(), disk, ManualClock(), locks.new)
     store.load(following=True)
-    store.append_replica(b"".join(record(SIZE * number, number) for number in range(5)), 0)
+    store.replica.append(b"".join(record(SIZE * number, number) for number in range(5)), 0)
     assert store.want_checkpoint(5 * SIZE)
     store.upkeep()  # upkeep must sync the log first
     store.prepare_next()

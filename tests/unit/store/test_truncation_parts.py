@@ -69,7 +69,7 @@ def test_truncation_copies_the_tail_only_on_the_thread() -> None:
 
     assert asyncio.run(run_beside(slave.truncation(shared, epoch=1, floor=shared), run)) is not None
     assert slave.max_physical_offset == shared
-    assert [slave.max_offset("orders", queue) for queue in range(60)] == [1] * 60
+    assert [slave.queues.max_offset("orders", queue) for queue in range(60)] == [1] * 60
     assert tail // 2 < on_threads == disk.copied
 
 
@@ -78,7 +78,7 @@ def test_truncation_copies_the_tail_only_on_the_thread() -> None:
 def test_power_cut_during_truncation_keeps_old_or_new_log_end(place: str, seed: int) -> None:
     disk = SimDisk(seed=seed)
     slave, shared = followed(disk, 8)
-    slave.after_flush(slave.flush())
+    slave.after_flush(slave.visibility.flush())
     end = slave.max_physical_offset
     parts = slave.truncation(shared, epoch=1, floor=shared)
     with failpoint.armed(place, nth=1), pytest.raises(Exception, match="failpoint"):
@@ -87,7 +87,7 @@ def test_power_cut_during_truncation_keeps_old_or_new_log_end(place: str, seed: 
     again = opened(disk.power_cut())
     assert again.max_physical_offset in (shared, end)
     messages = 1 if again.max_physical_offset == shared else 2
-    assert [again.max_offset("orders", queue) for queue in range(8)] == [messages] * 8
+    assert [again.queues.max_offset("orders", queue) for queue in range(8)] == [messages] * 8
 
 
 async def test_cancelled_truncation_is_completed() -> None:
@@ -108,7 +108,7 @@ async def test_cancelled_truncation_is_completed() -> None:
     with pytest.raises(asyncio.CancelledError):
         await cut
     assert slave.max_physical_offset == shared
-    assert slave.is_following
+    assert slave.end.is_following
     assert opened(disk.copy()).max_physical_offset == shared
 
 
@@ -164,7 +164,7 @@ def with_many_queues(root: Path, disk: RealDisk, queues: int) -> tuple[MessageSt
     for offset in range(3):
         at = slave.max_physical_offset
         data = b"".join(record(at + number * size, offset, queue_id=number) for number in range(queues))
-        slave.append_replica(data, at)
+        slave.replica.append(data, at)
     return slave, queues * size
 
 
@@ -177,7 +177,7 @@ def test_truncation_turns_touch_no_file_and_not_every_queue(memory_directory: Pa
 
     turns = calls_in_turns(slave.truncation(shared, epoch=1, floor=shared), watch)
     assert slave.max_physical_offset == shared
-    assert [slave.max_offset("t", queue) for queue in range(queues)] == [1] * queues
+    assert [slave.queues.max_offset("t", queue) for queue in range(queues)] == [1] * queues
     assert disk.in_turns == []
     assert max(turns) < CALLS_IN_A_TURN, turns
     slave.abandon()
@@ -200,13 +200,17 @@ def test_readers_see_the_store_below_the_truncation_meanwhile() -> None:
     ends = list[int]()
 
     def look() -> None:
-        ends.append(slave.max_offset("orders", 0))
+        ends.append(slave.queues.max_offset("orders", 0))
         for queue in range(8):
-            end = slave.max_offset("orders", queue)
-            found = slave.get("orders", queue, 0, 10, 1 << 20)
+            end = slave.queues.max_offset("orders", queue)
+            found = slave.reader.get("orders", queue, 0, 10, 1 << 20)
             assert found.count == end and sum(map(len, found.buffers)) > 0
-            assert [slave.entry("orders", queue, offset) is not None for offset in range(3)] == [True, end == 2, False]
-            assert slave.min_offset("orders", queue) == 0
+            assert [slave.reader.entry("orders", queue, offset) is not None for offset in range(3)] == [
+                True,
+                end == 2,
+                False,
+            ]
+            assert slave.queues.min_offset("orders", queue) == 0
 
     in_steps(slave, shared, look)
     assert ends == sorted(ends, reverse=True)
@@ -215,41 +219,41 @@ def test_readers_see_the_store_below_the_truncation_meanwhile() -> None:
 
 def test_store_refuses_every_change_while_its_files_are_recovered() -> None:
     slave, shared = followed(SimDisk(), 8)
-    slave.after_flush(slave.flush())
+    slave.after_flush(slave.visibility.flush())
     slave.checkpoint()
     changes: list[Callable[[], object]] = [
-        lambda: slave.hide_below("orders", {0: 1}),
-        lambda: slave.set_erased("orders", 0, slave.erased_of("orders", 0), ()),
-        lambda: slave.delete_topic("orders"),
-        lambda: slave.raise_queues({"orders": {0: 100}}),
-        lambda: slave.begin_queues({"orders": {9: 100}}, shared),
-        lambda: slave.remember_ended({"gone": {0: 100}}),
+        lambda: slave.queue_changes.hide_below("orders", {0: 1}),
+        lambda: slave.queue_changes.set_erased("orders", 0, slave.queues.erased_of("orders", 0), ()),
+        lambda: slave.queue_changes.delete_topic("orders"),
+        lambda: slave.queue_changes.raise_queues({"orders": {0: 100}}),
+        lambda: slave.queue_changes.begin_queues({"orders": {9: 100}}, shared),
+        lambda: slave.queue_changes.remember_ended({"gone": {0: 100}}),
         lambda: slave.want_checkpoint(slave.max_physical_offset + 1),
         lambda: slave.take_out(0),
         slave.checkpoint,
-        slave.save_queue_state,
-        slave.queue_state_image,
+        slave.queue_changes.save,
+        slave.queue_changes.image,
     ]
     ended, refused = list[bool](), 0
 
     def change() -> None:
         nonlocal refused
         try:
-            slave.check_whole()
+            slave.truncations.check_whole()
         except LogIsCut:
             refused += 1
-            slave.when_whole(lambda: ended.append(True))
+            slave.truncations.when_whole(lambda: ended.append(True))
             for one in changes:
                 with pytest.raises(StoreNotWritable):
                     one()
             with pytest.raises(StoreNotWritable):
-                slave.append_replica(b"", slave.max_physical_offset)
+                slave.replica.append(b"", slave.max_physical_offset)
             assert not ended
 
     in_steps(slave, shared, change)
     assert len(ended) == refused >= 2
-    slave.check_whole()
-    assert slave.hide_below("orders", {0: 1})
+    slave.truncations.check_whole()
+    assert slave.queue_changes.hide_below("orders", {0: 1})
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -266,17 +270,17 @@ def test_store_threads_do_not_disturb_a_truncation(seed: int) -> None:
     elected.run(60)
 
     def disturb() -> None:
-        slave.after_flush(slave.flush())
+        slave.after_flush(slave.visibility.flush())
         slave.upkeep()
         slave.prepare_next()
 
     in_steps(slave, shared, disturb)
     disturb()
-    assert slave.max_physical_offset == slave.flushed_offset == shared
+    assert slave.max_physical_offset == slave.visibility.flushed == shared
     LogLink(elected, slave, seed).run()
     disturb()
     for store in (slave, opened(disk.power_cut())):
-        assert store.following_offsets() == elected.store.following_offsets()
+        assert store.queues.following() == elected.store.queues.following()
         assert store.max_physical_offset == elected.store.max_physical_offset
 
 
@@ -291,10 +295,10 @@ def test_unexpected_error_in_a_truncation_stops_the_store(monkeypatch: pytest.Mo
         patch.setattr(MessageStore, "_recover", wrong)
         with pytest.raises(AssertionError, match="a defect"):
             slave.truncate(shared, epoch=1, floor=shared)
-    assert "a defect" in str(slave.failed)
-    slave.check_whole()
+    assert "a defect" in str(slave.end.failure)
+    slave.truncations.check_whole()
     with pytest.raises(StoreNotWritable, match="a defect"):
-        slave.flush()
+        slave.visibility.flush()
     assert opened(disk.copy()).max_physical_offset == shared
 
 
@@ -302,7 +306,7 @@ def test_budget_of_new_queue_files_holds_after_a_truncation() -> None:
     slave, shared = followed(SimDisk(), 2)
     slave.truncate(shared, epoch=1, floor=shared)
     slave.lead()
-    slave.rooms.left = 1
+    slave.queues.rooms.left = 1
     queue = slave.queue_for("orders", 8)
     queue.map = None
     with pytest.raises(NotThisTurn):
@@ -325,7 +329,7 @@ async def test_periodic_work_does_not_wait_for_a_truncation(monkeypatch: pytest.
     try:
         await asyncio.to_thread(begun.wait, 60)
         await asyncio.wait_for(asyncio.to_thread(slave.prepare_next), 30)
-        slave.after_flush(await asyncio.wait_for(asyncio.to_thread(slave.flush), 30))
+        slave.after_flush(await asyncio.wait_for(asyncio.to_thread(slave.visibility.flush), 30))
         assert not slave.wants_upkeep
         assert not cut.done()
     finally:

@@ -25,7 +25,7 @@ from broker.ha.ha_service import HaService
 from broker.ha.master_session import StreamRules
 from broker.store.errors import StoreFull
 from broker.store.log_end import LogEnd
-from broker.store.message_store import MessageStore
+from broker.store.replica_appender import ReplicaAppender
 from infra.clock import SystemClock
 from infra.net.tls import client_context, server_tls
 from neve.entropy import system_entropy
@@ -86,7 +86,7 @@ def test_sync_flush_slave_acknowledges_only_after_its_fsync() -> None:
             syncs += 1
             if slave.store.max_physical_offset:
                 await may_sync.wait()
-            slave.store.after_flush(slave.store.flush())
+            slave.store.after_flush(slave.store.visibility.flush())
 
         await master.lead(1, B)
         master.put(5)
@@ -109,17 +109,17 @@ def test_received_bytes_are_stored_and_acked_in_the_same_loop_turn(monkeypatch: 
         master, slave = HaMember(A), HaMember(B)
         tasks: list[asyncio.Task[None] | None] = []
         reports: list[int] = []
-        append, reported = MessageStore.append_replica, Confirm.reported
+        append, reported = ReplicaAppender.append, Confirm.reported
 
-        def append_replica(store: MessageStore, data: bytes, at: int, description: bytes) -> None:
+        def append_replica(replica: ReplicaAppender, data: bytes, at: int, description: bytes) -> None:
             tasks.append(asyncio.current_task())
-            append(store, data, at, description)
+            append(replica, data, at, description)
 
         def report(confirm: Confirm, member: int, connection: object, end: int, now: float, *, synced: int) -> bool:
             reports.append(end)
             return reported(confirm, member, connection, end, now, synced=synced)
 
-        monkeypatch.setattr(MessageStore, "append_replica", append_replica)
+        monkeypatch.setattr(ReplicaAppender, "append", append_replica)
         monkeypatch.setattr(Confirm, "reported", report)
         await master.lead(1, B)
         async with slave.follows(master, 1):
@@ -170,8 +170,8 @@ def test_batch_description_is_sent_to_slaves_that_support_it(
         assert any(stored) is told
         assert not told or sum(stored) > 3
         await until(lambda: not master.ha.slaves)
-        assert master.store.described_append(0) is None
-        assert not master.store._described.is_wanted, "nobody is there who takes it"
+        assert master.store.described.at(0) is None
+        assert not master.store.described.is_wanted, "nobody is there who takes it"
         await master.stop()
 
     run(main())
@@ -188,7 +188,7 @@ def test_bytes_received_during_a_sync_are_covered_by_one_more_sync() -> None:
                 syncs += 1
                 waiting.set()
                 await may_sync.wait()
-            slave.store.after_flush(slave.store.flush())
+            slave.store.after_flush(slave.store.visibility.flush())
 
         await master.lead(1, B)
         async with slave.follows(master, 1, slave.client(sync=sync)) as client:
@@ -232,7 +232,7 @@ def test_holes_and_early_ends_of_files_are_replicated() -> None:
             for step in range(6):
                 master.put(30)
                 if step % 2:
-                    master.store.roll()
+                    master.store.end.roll()
                 else:
                     master.store.restart_log_at(master.store.max_physical_offset + 50_000)
             master.put(3)
@@ -298,7 +298,7 @@ def test_slave_killed_inside_a_record_gets_it_whole_afterwards(
         master.put(3)
         master.put(1, 12_000)
         whole = master.store.max_physical_offset
-        middle, append = asyncio.Event(), slave.store.append_replica
+        middle, append = asyncio.Event(), slave.store.replica.append
 
         def append_until_the_middle(data: bytes | memoryview, at: int, _description: bytes | memoryview = b"") -> None:
             end = whole - 6_000
@@ -307,7 +307,7 @@ def test_slave_killed_inside_a_record_gets_it_whole_afterwards(
                 middle.set()
                 raise StoreFull("the process ends here")
 
-        slave.store.append_replica = append_until_the_middle  # type: ignore[method-assign,assignment]
+        slave.store.replica.append = append_until_the_middle  # type: ignore[method-assign,assignment]
         async with slave.follows(master, 1):
             await middle.wait()
         assert 0 < slave.store.max_physical_offset < whole
@@ -373,13 +373,13 @@ def test_slave_saves_the_epoch_of_a_new_masters_bytes() -> None:
         await second.lead(2)
         second.put(20)
         third = HaMember(C)
-        append, known = third.store.append_replica, list[tuple[tuple[int, int], ...]]()
+        append, known = third.store.replica.append, list[tuple[tuple[int, int], ...]]()
 
         def append_and_look(data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
             known.append(third.epoch_file.load().entries())
             append(data, at, description)
 
-        third.store.append_replica = append_and_look  # type: ignore[method-assign]
+        third.store.replica.append = append_and_look  # type: ignore[method-assign]
         async with third.follows(second, 2, third.client(hello(C, master_epoch=2))):
             await until(lambda: third.has_all_of(second))
         assert (known[0], known[-1]) == (((1, 0),), ((1, 0), (2, begin))), "on the disk before the first byte"
@@ -500,14 +500,14 @@ def test_dropped_epoch_is_removed_from_disk_before_new_bytes_are_stored() -> Non
                 raise OSError("no room")
             save(entries)
 
-        append = slave.store.append_replica
+        append = slave.store.replica.append
 
         def append_and_look(data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
             assert (2, end) not in slave.epoch_file.load().entries()
             append(data, at, description)
 
         slave.epoch_file.save = fail_at_first  # type: ignore[method-assign]
-        slave.store.append_replica = append_and_look  # type: ignore[method-assign]
+        slave.store.replica.append = append_and_look  # type: ignore[method-assign]
         async with slave.follows(master, 3, slave.client(hello(B, master_epoch=3))):
             await until(lambda: slave.has_all_of(master))
             master.put(1)

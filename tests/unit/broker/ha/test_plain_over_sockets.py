@@ -43,7 +43,9 @@ class PlainFollower:
     def _new_session(self, target: Target) -> PlainSession:
         store = self.member.store
         local = Local(store.min_physical_offset, store.max_physical_offset, (), confirm=0, followed_epoch=0)
-        return PlainSession(local, hello(B, mapped_file_size_commit_log=self.master.file_size), store.last_record)
+        return PlainSession(
+            local, hello(B, mapped_file_size_commit_log=self.master.file_size), store.reader.last_record
+        )
 
     async def _ask(self) -> tuple[StockMaster, Life | None]:
         self._told = self.master.says()
@@ -51,7 +53,7 @@ class PlainFollower:
 
     async def truncate(self, to: int) -> None:
         store = self.member.store
-        store.truncate(store.record_start(to), epoch=0, floor=store.record_start(to))
+        store.truncate(store.reader.record_start(to), epoch=0, floor=store.reader.record_start(to))
 
     async def following(self, master_epoch: int) -> None:
         self.life = self._told.life
@@ -122,7 +124,7 @@ def test_killed_slave_resumes_at_its_log_end() -> None:
 def test_slave_keeps_and_truncates_a_tail_that_its_master_lost() -> None:
     async def main() -> None:
         member, master = await master_with(100)
-        member.store.after_flush(member.store.flush())
+        member.store.after_flush(member.store.visibility.flush())
         kept = member.store.max_physical_offset
         slave = PlainFollower(HaMember(B), master)
         async with slave.follows():
@@ -149,7 +151,7 @@ def test_master_restarted_twice_after_losing_its_tail_is_not_followed() -> None:
 
     async def main() -> None:
         member, master = await master_with(100)
-        member.store.after_flush(member.store.flush())
+        member.store.after_flush(member.store.visibility.flush())
         cut = HaMember(A, member.disk.power_cut())
         member.put(20)
         slave = PlainFollower(HaMember(B), master)

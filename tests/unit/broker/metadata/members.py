@@ -133,11 +133,11 @@ class TablesMember:
         )
 
     async def _sync(self) -> None:
-        self.store.after_flush(self.store.flush())
-        self.store.save_deletions()
+        self.store.after_flush(self.store.visibility.flush())
+        self.store.queue_changes.save_deletions()
 
     async def _save_deletions(self) -> None:
-        self.store.save_deletions()
+        self.store.queue_changes.save_deletions()
 
     def sync(self) -> None:
         drive(self._sync())
@@ -184,9 +184,9 @@ class TablesMember:
     def raise_queue(self, topic: str, queue: int, by: int) -> None:
         """Raise the end of a queue, as a master does that resumes above its archive."""
         store = self.store
-        store.raise_queues({topic: {queue: store.next_offset(topic, queue) + by}})
-        self.journal.record(QueuesRaised(queues={topic: {queue: store.next_offset(topic, queue)}}))
-        store.save_queue_state()
+        store.queue_changes.raise_queues({topic: {queue: store.queues.next_offset(topic, queue) + by}})
+        self.journal.record(QueuesRaised(queues={topic: {queue: store.queues.next_offset(topic, queue)}}))
+        store.queue_changes.save()
 
     def change_users(self, edit: Callable[[AuthTables], None]) -> None:
         asyncio.run(self.users.change(edit))
@@ -204,9 +204,9 @@ class TablesMember:
         found, end = self._records, self.store.max_physical_offset
         position = found[-1].physical_offset + found[-1].size if found else 0
         while position < end:
-            raw = self.store.record_at(position)
+            raw = self.store.reader.record_at(position)
             if raw is None:  # a file ends with its last record
-                file = self.store.file_at(position)
+                file = self.store.log.at(position)
                 assert file is not None
                 position = file.end
                 continue
@@ -228,7 +228,7 @@ class TablesMember:
             # offsets.
             self.sync()
             self.metadata.catch_up()
-            self.store.save_deletions()  # a start that repeats it begins no queue at 0
+            self.store.queue_changes.save_deletions()  # a start that repeats it begins no queue at 0
 
     # ---- state
 
@@ -247,6 +247,6 @@ class TablesMember:
             "users": users.users,
             "policies": users.policies,
             "delays": self.schedule.positions(),
-            "ended": self.store.deleted_below(),
-            "queues": {topic: self.store.following_of(topic) for topic in self.topics.topics},
+            "ended": self.store.queues.ended(),
+            "queues": {topic: self.store.queues.following_of(topic) for topic in self.topics.topics},
         }

@@ -85,7 +85,9 @@ class Story:
 
     def reset(self, master: TablesMember) -> None:
         topic = self.topic
-        ends = [master.store.max_offset(topic, queue) for queue in (0, 1)]  # committed offsets must not exceed these
+        ends = [
+            master.store.queues.max_offset(topic, queue) for queue in (0, 1)
+        ]  # committed offsets must not exceed these
         targets = {queue: min(self.dice.randrange(9), end) for queue, end in enumerate(ends)}
         at_once(master.offsets.reset_all(self.group, topic, targets))
 
@@ -162,7 +164,7 @@ def alike(member: TablesMember) -> dict[str, object]:
     tables = {name: part for name, part in member.tables().items() if name != "resets"}
     ended = {
         topic: {queue: end for queue, end in queues.items() if end}
-        for topic, queues in member.store.deleted_below().items()
+        for topic, queues in member.store.queues.ended().items()
     }
     return tables | {"ended": {topic: queues for topic, queues in ended.items() if queues}}
 
@@ -312,6 +314,6 @@ def test_follower_hides_erased_rows_of_an_internal_topic(tmp_path: Path, killed:
     slave.metadata.catch_up()
     if killed:
         slave.kill()
-    assert slave.store.erased_of(SCHEDULE_TOPIC, 0) == ((0, 1),)
-    assert slave.store.entry(SCHEDULE_TOPIC, 0, 1) is None
-    assert slave.store.entry(SCHEDULE_TOPIC, 0, 2) is not None
+    assert slave.store.queues.erased_of(SCHEDULE_TOPIC, 0) == ((0, 1),)
+    assert slave.store.reader.entry(SCHEDULE_TOPIC, 0, 1) is None
+    assert slave.store.reader.entry(SCHEDULE_TOPIC, 0, 2) is not None

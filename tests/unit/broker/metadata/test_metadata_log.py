@@ -14,7 +14,7 @@ from access.store import AuthTables
 from broker.metadata.metadata_log import ImageNeeded
 from broker.pop.pop_log import PopCheckPoint
 from broker.store.errors import StoreNotWritable
-from broker.store.message_store import MessageStore
+from broker.store.queue_changes import QueueChanges
 from broker.tables.changes import CHANGES, DELAYS, SETTLED, ArchiveSettled, QueuesRaised, UnreadableChange
 from broker.tables.state_file import _BEHIND
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
@@ -47,7 +47,7 @@ def member(tmp_path: Path) -> TablesMember:
 
 
 def bodies(member: TablesMember, topic: str) -> list[bytes]:
-    got = member.store.get(topic, 0, member.store.min_offset(topic, 0), 100, 1 << 20)
+    got = member.store.reader.get(topic, 0, member.store.queues.min_offset(topic, 0), 100, 1 << 20)
     return [record.body for buffer in got.buffers for record in iter_records(buffer)]
 
 
@@ -151,7 +151,7 @@ def test_deletion_interrupted_by_a_crash_is_completed_at_the_next_start(
     member.pops.record(PopCheckPoint("g", "t", 0, 5, 1, 60_000, False, [3, 4]))
     with monkeypatch.context() as patch:
         if dies_in == "delete_topic":
-            patch.setattr(MessageStore, "delete_topic", lambda self, topic, begin_again: _die())
+            patch.setattr(QueueChanges, "delete_topic", lambda self, topic, begin_again: _die())
         elif dies_in == "remember":
             patch.setattr(type(member.topics.file), "save", lambda self: _die())
         if dies_in == "nowhere":
@@ -161,7 +161,7 @@ def test_deletion_interrupted_by_a_crash_is_completed_at_the_next_start(
                 member.delete_topic("t")
     member.kill()
     assert member.topics.select("t") is None
-    assert member.store.queues_of("t") == []
+    assert member.store.queues.names_of("t") == []
     assert member.offsets.groups_of("t") == []
     assert member.pops.find("g", "t", 0) is None
     member.topics.create_plain("t", 1)
@@ -191,7 +191,7 @@ def test_deletion_that_cannot_drop_its_queues_fails_the_store(
         with pytest.raises(StoreNotWritable):
             member.delete_topic("t")
     assert {path.name for path in writes} == {"queue_state"}
-    assert isinstance(member.store.failed, DiskFull)
+    assert isinstance(member.store.end.failure, DiskFull)
     with pytest.raises(StoreNotWritable):
         member.put("t", b"on top of what is gone")
     for part in (member.topics, member.offsets):
@@ -199,8 +199,8 @@ def test_deletion_that_cannot_drop_its_queues_fails_the_store(
             drive(part.file.save())
     for _ in range(2):
         member.kill()
-        assert (member.topics.select("t"), member.store.queues_of("t")) == (None, [])
-        assert member.store.deleted_below() == {"t": {0: 5}}, "where the archive hides it, should it have any of it"
+        assert (member.topics.select("t"), member.store.queues.names_of("t")) == (None, [])
+        assert member.store.queues.ended() == {"t": {0: 5}}, "where the archive hides it, should it have any of it"
     member.topics.create_plain("t", 1)
     assert member.put("t", b"new") == 5
     member.kill()
@@ -221,7 +221,7 @@ def test_deletion_is_complete_or_absent_after_a_power_cut_in_its_record(
         member.sync()
         before = member.store.max_physical_offset
         with monkeypatch.context() as patch:
-            patch.setattr(MessageStore, "delete_topic", lambda self, topic, begin_again: _die())
+            patch.setattr(QueueChanges, "delete_topic", lambda self, topic, begin_again: _die())
             with pytest.raises(Killed):
                 member.delete_topic("t")
         member.power_cut()
@@ -322,12 +322,12 @@ def put_foreign_records(member: TablesMember) -> None:
 
 def test_start_ignores_changes_that_no_neve_broker_wrote(member: TablesMember) -> None:
     deliver_a_delayed_message(member)
-    before, ends = member.tables(), member.store.queues_of("t")
+    before, ends = member.tables(), member.store.queues.names_of("t")
     put_foreign_records(member)
     member.kill()
     assert member.tables() == before
-    assert member.store.queues_of("t") == ends
-    assert member.store.max_offset("t", 0) == 6
+    assert member.store.queues.names_of("t") == ends
+    assert member.store.queues.max_offset("t", 0) == 6
     assert member.writer.internal.ignored[METADATA_LOG] >= len(FOREIGN)
     member.topics.create_plain("new", 1)  # the next own record follows the foreign ones
     member.kill()
@@ -378,7 +378,7 @@ def test_tables_ahead_of_a_truncated_log_follow_it_only_after_a_reload(
         member.metadata.catch_up()
     run_here(member.metadata.reload_parts())
     assert member.metadata.catch_up() == 0
-    assert member.journal.position == member.store.next_offset(METADATA_LOG, CHANGES)
+    assert member.journal.position == member.store.queues.next_offset(METADATA_LOG, CHANGES)
     assert set(member.topics.topics) == {"t"}
 
 
@@ -423,17 +423,17 @@ def test_foreign_records_are_skipped_in_turns_of_bounded_work(member: TablesMemb
 
 
 def test_changes_in_the_log_that_are_not_visible_yet_are_not_lost(member: TablesMember) -> None:
-    member.store.join_set(member.store.max_physical_offset)
+    member.store.visibility.join_set(member.store.max_physical_offset)
     member.topics.create_plain("t2", 1)
     drive(member.topics.file.save())
-    assert member.store.max_offset(METADATA_LOG, CHANGES) < member.topics.file.log_offset  # type: ignore[operator]
+    assert member.store.queues.max_offset(METADATA_LOG, CHANGES) < member.topics.file.log_offset  # type: ignore[operator]
     run_here(member.metadata.reload_parts())
     assert member.lost == []
 
 
 def test_log_that_begins_above_the_tables_position_needs_an_image(member: TablesMember, tmp_path: Path) -> None:
     young = TablesMember(tmp_path / "young", ManualClock(1_700_000_000_000))
-    young.store.create_queue_at(METADATA_LOG, CHANGES, 3)
+    young.store.queue_changes.create_queue_at(METADATA_LOG, CHANGES, 3)
     member.topics.create_plain("new", 1)
     for record in member.records():
         if record.topic == METADATA_LOG and record.queue_offset >= 3:
@@ -443,7 +443,9 @@ def test_log_that_begins_above_the_tables_position_needs_an_image(member: Tables
     assert young.topics.topics == {}
     member.put("new")
     young.metadata.install(member.metadata.image())
-    assert young.store.next_offset("new", 0) == member.store.next_offset("new", 0) == 1, "its log lacks the message"
+    assert young.store.queues.next_offset("new", 0) == member.store.queues.next_offset("new", 0) == 1, (
+        "its log lacks the message"
+    )
     young.metadata.install_offsets(at_once(member.metadata.offsets_image()))
     hers, ours = young.tables(), member.tables()
     assert {name: part for name, part in hers.items() if name != "queues"} == {
@@ -460,15 +462,15 @@ def test_deletion_older_than_an_image_drops_the_followers_queues(
     begin = 0
     if is_young:  # its log begins behind the first changes
         begin = 2
-        slave.store.create_queue_at(METADATA_LOG, CHANGES, begin)
+        slave.store.queue_changes.create_queue_at(METADATA_LOG, CHANGES, begin)
     member.delete_topic("t")
     member.put("other")
     for record in member.records():
         if record.topic != METADATA_LOG or record.queue_offset >= begin:
             slave.hear(record, follows=False)
-    assert slave.store.queues_of("t"), "confirmed, and not followed yet"
+    assert slave.store.queues.names_of("t"), "confirmed, and not followed yet"
     slave.metadata.install(member.metadata.image())
-    assert not slave.store.queues_of("t")
+    assert not slave.store.queues.names_of("t")
     seen = len(member.records())
     member.topics.create_plain("t", 2)
     member.put("t", b"new")
@@ -488,14 +490,14 @@ def test_raised_queue_resumes_there_on_a_slave_and_after_a_restart(
     member.put("other")
     for record in member.records():
         slave.hear(record, follows=False)
-    assert slave.store.next_offset("t", 0) == 5, "confirmed, and not followed yet"
+    assert slave.store.queues.next_offset("t", 0) == 5, "confirmed, and not followed yet"
     if by_image:
         slave.metadata.install(member.metadata.image())
     else:
         slave.metadata.catch_up()
     for _ in range(2):
-        assert [slave.store.next_offset("t", queue) for queue in (0, 1)] == [12, 3]
-        assert [slave.store.min_offset("t", queue) for queue in (0, 1)] == [12, 3], "below is the archive's"
+        assert [slave.store.queues.next_offset("t", queue) for queue in (0, 1)] == [12, 3]
+        assert [slave.store.queues.min_offset("t", queue) for queue in (0, 1)] == [12, 3], "below is the archive's"
         slave.power_cut()
     assert (member.put("t"), slave.put("t")) == (12, 12)
 
@@ -517,7 +519,7 @@ def test_raised_queue_resumes_there_after_a_followers_crash(
         slave.metadata.install(member.metadata.image())
     for _ in range(2):
         getattr(slave, dies)()
-        assert (slave.store.next_offset("t", 0), slave.store.min_offset("t", 0)) == (12, 12)
+        assert (slave.store.queues.next_offset("t", 0), slave.store.queues.min_offset("t", 0)) == (12, 12)
         slave.store.follow()
     slave.store.lead()
     assert slave.put("t") == 12
@@ -542,7 +544,7 @@ def test_truncation_lowers_a_raised_queue_only_if_it_removes_the_record(
     run_here(cut.metadata.reload_parts())
     expected = (12, 12) if above else (5, 5)
     for _ in range(2):
-        assert (cut.store.next_offset("t", 0), cut.store.min_offset("t", 0)) == expected
+        assert (cut.store.queues.next_offset("t", 0), cut.store.queues.min_offset("t", 0)) == expected
         cut.power_cut()
         cut.store.follow()
 
@@ -564,19 +566,19 @@ def test_truncation_lowers_a_raised_empty_queue_only_with_its_record(
         for record in member.records():
             cut.hear(record)
         cut.metadata.catch_up()
-    cut.store.after_flush(cut.store.flush())
+    cut.store.after_flush(cut.store.visibility.flush())
     cut.store.follow()
     cut.store.truncate(behind if above else before, epoch=1, floor=0)
     run_here(cut.metadata.reload_parts())
     expected = 7 if above else 0
     for _ in range(2):
-        assert (cut.store.next_offset("t", 3), cut.store.max_offset("t", 3)) == (expected, expected)
-        assert cut.store.min_offset("t", 3) == expected
+        assert (cut.store.queues.next_offset("t", 3), cut.store.queues.max_offset("t", 3)) == (expected, expected)
+        assert cut.store.queues.min_offset("t", 3) == expected
         cut.power_cut()
         cut.store.follow()
     cut.store.lead()
     assert cut.put("t", queue=3) == expected
-    assert [entry for entry in (cut.store.entry("t", 3, at) for at in range(expected + 1)) if entry] != []
+    assert [entry for entry in (cut.store.reader.entry("t", 3, at) for at in range(expected + 1)) if entry] != []
 
 
 def test_truncation_keeps_a_begin_offset_of_an_image(tmp_path: Path) -> None:
@@ -585,10 +587,10 @@ def test_truncation_keeps_a_begin_offset_of_an_image(tmp_path: Path) -> None:
     before = member.store.max_physical_offset
     member.topics.create_plain("t", 1)
     member.store.follow()
-    member.store.begin_queues({"t": {3: 70}}, member.store.max_physical_offset)
+    member.store.queue_changes.begin_queues({"t": {3: 70}}, member.store.max_physical_offset)
     member.store.truncate(before, epoch=1, floor=0)
     for _ in range(2):
-        assert member.store.next_offset("t", 3) == 70
+        assert member.store.queues.next_offset("t", 3) == 70
         member.power_cut()
         member.store.follow()
 
@@ -596,34 +598,34 @@ def test_truncation_keeps_a_begin_offset_of_an_image(tmp_path: Path) -> None:
 def test_truncation_of_the_later_of_two_raises_keeps_the_earlier(member: TablesMember) -> None:
     member.raise_queue("t", 0, 7)
     behind = member.store.max_physical_offset
-    member.store.join_set(behind)
+    member.store.visibility.join_set(behind)
     member.raise_queue("t", 0, 4)
-    assert member.store.next_offset("t", 0) == 16
+    assert member.store.queues.next_offset("t", 0) == 16
     member.save()
     member.store.follow()
     member.store.truncate(behind, epoch=1, floor=0)
-    assert member.store.next_offset("t", 0) == 12
+    assert member.store.queues.next_offset("t", 0) == 12
 
 
 def test_truncation_of_a_repeated_raise_keeps_the_first_record(member: TablesMember) -> None:
     member.raise_queue("t", 0, 7)
     behind = member.store.max_physical_offset
-    said = member.store.queue_state_image().data
+    said = member.store.queue_changes.image().data
     member.raise_queue("t", 0, 0)
-    assert member.store.queue_state_image().data == said, "nothing new"
+    assert member.store.queue_changes.image().data == said, "nothing new"
     member.save()
     member.store.follow()
     member.store.truncate(behind, epoch=1, floor=0)
-    assert member.store.next_offset("t", 0) == 12
+    assert member.store.queues.next_offset("t", 0) == 12
 
 
 def test_raise_that_is_replayed_holds_while_its_record_exists(member: TablesMember) -> None:
     """As behind an image, or after a start with unsaved tables."""
     store = member.store
-    store.raise_queues({"t": {0: 12}}, said_at=3000)
+    store.queue_changes.raise_queues({"t": {0: 12}}, said_at=3000)
     for said_at, to in ((1000, 9), (4000, 20), (2000, 12), (5000, 20), (1000, 9)):
-        store.raise_queues({"t": {0: to}}, said_at=said_at)
-    assert b'"raised":{"t":{"0":[[9,1000],[12,2000],[20,4000]]}}' in store.queue_state_image().data
+        store.queue_changes.raise_queues({"t": {0: to}}, said_at=said_at)
+    assert b'"raised":{"t":{"0":[[9,1000],[12,2000],[20,4000]]}}' in store.queue_changes.image().data
 
 
 def test_raise_lost_in_a_power_cut_is_dropped_with_its_record(tmp_path: Path) -> None:
@@ -650,8 +652,8 @@ def test_raise_lost_in_a_power_cut_is_dropped_with_its_record(tmp_path: Path) ->
     member.put("other")
     member.sync()
     member.store.follow()
-    member.store.truncate(member.store.record_start(member.store.max_physical_offset - 1), epoch=1, floor=0)
-    assert member.store.next_offset("t", 0) == 5
+    member.store.truncate(member.store.reader.record_start(member.store.max_physical_offset - 1), epoch=1, floor=0)
+    assert member.store.queues.next_offset("t", 0) == 5
 
 
 def test_topic_deleted_above_stays_deleted_when_its_raise_is_replayed(member: TablesMember) -> None:
@@ -661,23 +663,23 @@ def test_topic_deleted_above_stays_deleted_when_its_raise_is_replayed(member: Ta
     for name, data in saved.items():
         member.disk.write_atomic(CONFIG / name, data)
     member.kill()
-    assert member.store.queues_of("t") == []
+    assert member.store.queues.names_of("t") == []
     member.topics.create_plain("t", 1)
     assert member.put("t") in {0, 12}, "nothing of it was archived, or it goes on above"
 
 
 def test_topic_deleted_before_its_raise_is_logged_ends_as_high_on_a_slave(member: TablesMember, tmp_path: Path) -> None:
     slave = TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
-    member.store.raise_queues({"t": {0: 12, 1: 3}})
+    member.store.queue_changes.raise_queues({"t": {0: 12, 1: 3}})
     member.journal.owe([QueuesRaised(queues={"t": {0: 12}}), QueuesRaised(queues={"t": {1: 3}})])
-    ends = member.store.following_of("t")
+    ends = member.store.queues.following_of("t")
     member.journal.record(member.topics.deletion("t", ends, begins_again=False))  # as in a set
     member.journal.record_owed()
     for record in member.records():
         slave.hear(record, follows=False)
     slave.metadata.catch_up()
-    assert slave.store.queues_of("t") == []
-    assert slave.store.deleted_below() == {"t": ends} == {"t": {0: 12, 1: 3}}
+    assert slave.store.queues.names_of("t") == []
+    assert slave.store.queues.ended() == {"t": ends} == {"t": {0: 12, 1: 3}}
 
 
 def test_slave_reads_that_its_master_settled_behind_the_masters_raises(member: TablesMember, tmp_path: Path) -> None:
@@ -690,7 +692,7 @@ def test_slave_reads_that_its_master_settled_behind_the_masters_raises(member: T
     for record in records[:-2]:
         slave.hear(record, follows=False)
     slave.metadata.catch_up()
-    assert (slave.settled, slave.store.next_offset("t", 0)) == ([], 12)
+    assert (slave.settled, slave.store.queues.next_offset("t", 0)) == ([], 12)
     for record in records[-2:]:
         slave.hear(record, follows=False)
         slave.metadata.catch_up()
@@ -705,7 +707,7 @@ def test_member_that_begins_with_an_image_reads_that_its_master_settled(member: 
     """The record may be below the begin of its log."""
     member.journal.record(ArchiveSettled(epoch=3))
     young = TablesMember(tmp_path / "young", ManualClock(1_700_000_000_000))
-    young.store.create_queues_at({METADATA_LOG: {CHANGES: member.journal.position, SETTLED: 1}})
+    young.store.queue_changes.create_queues_at({METADATA_LOG: {CHANGES: member.journal.position, SETTLED: 1}})
     young.metadata.install(member.metadata.image())
     assert young.settled == [3]
 
@@ -797,15 +799,15 @@ def test_truncated_delivery_is_repeated_by_the_reelected_master(tmp_path: Path, 
     member.put_delayed("t")
     clock.advance(10_000)
     confirmed = member.store.max_physical_offset
-    member.store.join_set(confirmed)
+    member.store.visibility.join_set(confirmed)
     assert member.schedule.deliver_due() == 1
     member.store.follow()
     run_here(member.metadata.reload_parts())
     member.store.truncate(confirmed, epoch=1, floor=confirmed)
     member.store.lead()
     member.metadata.lead()
-    assert member.store.max_offset("t", 0) == delivered_before
+    assert member.store.queues.max_offset("t", 0) == delivered_before
     assert member.schedule.deliver_due() == 1
-    member.store.confirm(member.store.max_physical_offset)
-    assert member.store.max_offset("t", 0) == delivered_before + 1
+    member.store.visibility.confirm(member.store.max_physical_offset)
+    assert member.store.queues.max_offset("t", 0) == delivered_before + 1
     assert member.schedule.deliver_due() == 0

@@ -301,7 +301,7 @@ def test_log_that_lacks_changes_waits_for_the_tables_and_fetches_them(
     master: TablesMember, slave: Slave, api: Api
 ) -> None:
     async def scenario() -> None:
-        slave.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
+        slave.member.store.queue_changes.create_queue_at(METADATA_LOG, CHANGES, 1)
         master.topics.create_plain("late", 1)
         slave.sync.follow(A)
         await slave.sync.poll()
@@ -325,7 +325,7 @@ def test_tables_older_than_the_log_needs_are_fetched_again(
     master: TablesMember, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        slave.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
+        slave.member.store.queue_changes.create_queue_at(METADATA_LOG, CHANGES, 1)
         for record in master.records():
             if record.topic != METADATA_LOG or record.queue_offset >= 1:
                 slave.member.hear(record)

@@ -200,7 +200,7 @@ def test_changes_older_than_the_master_are_not_applied_again(
         for name in ("t", "old"):
             earlier.topics.create_plain(name, 1)
         young = SlaveOfApache(TablesMember(tmp_path / "young", clock), apache)
-        young.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
+        young.member.store.queue_changes.create_queue_at(METADATA_LOG, CHANGES, 1)
         for record in earlier.records():
             if record.queue_offset >= 1:
                 young.member.hear(record)
