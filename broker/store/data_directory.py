@@ -5,7 +5,7 @@
     abort         exists while the store is open; if a start finds it, the last stop was not clean
     following     the log above the checkpoint may contain a master's records: their store times come from other
                   clocks, and queues may have been raised above their last message
-    recovering    exists, beside `abort`, while a start has changed files and has not synced them yet
+    recovering    exists, beside `abort`, from the first change of files by a start until a checkpoint covers them
 
 `checkpoint`, `queue_state` and others belong to the modules of those names.
 """
@@ -75,7 +75,7 @@ class DataDirectory:
         return False
 
     def end_recovery(self) -> None:
-        """Remove the mark, after the changes are durable."""
+        """Remove the mark, after a checkpoint covers the changes."""
         if self._disk.exists(self.root / _RECOVERING):
             self._disk.remove(self.root / _RECOVERING)
             self._disk.fsync_dir(self.root)

@@ -123,8 +123,10 @@ class MessageStore:
             reader=self.reader,
             truncations=self.truncations,
         )
-        # while the `following` mark exists: the physical offset where this broker's own records begin
-        self._own_from: int | None = None
+        # while the mark of the name exists: the physical offset that a checkpoint has to cover before it is removed,
+        # which is the recovered end of the log, and the begin of this broker's own records
+        self._recovering: int | None = None
+        self._following: int | None = None
 
     # -- start and stop
 
@@ -172,7 +174,8 @@ class MessageStore:
             if self.checkpoints.is_put_off:
                 raise StoreFull("no room for a checkpoint where the log is cut")
             truncation.is_done(self.config.root, self.disk)
-        self._directory.end_recovery()
+        self._recovering = self.end.appended
+        self._remove_marks()
         if confirmed is not None:
             confirmed = min(confirmed, self.end.appended)
             self.visibility.hide(confirmed, self._runs_above(confirmed))
@@ -196,7 +199,7 @@ class MessageStore:
         and OSError is raised.
         """
         self.described.forget()
-        self._own_from = None
+        self._following = None
         self.end.follow()
         try:
             self._directory.begin_following()
@@ -225,19 +228,22 @@ class MessageStore:
 
     def _begin_to_lead(self) -> None:
         self.end.begin_to_lead()
-        self._own_from = self.end.appended
-        self._forget_following()
+        self._following = self.end.appended
+        self._remove_marks()
 
     def _end_following_at_start(self) -> None:
         with suppress(StoreFull):  # the mark stays, and the first append creates the file or reports the error
             self._begin_to_lead()
 
-    def _forget_following(self) -> None:
-        """Remove the mark of a slave if a checkpoint covers all records of a master; on the event loop."""
-        is_covered = self._own_from is not None and self.checkpoints.checkpointed >= self._own_from
-        if is_covered and not self.checkpoints.is_put_off:
+    def _remove_marks(self) -> None:
+        """Remove the marks of a recovery and of a slave if a checkpoint covers their records; on the event loop."""
+        checkpointed = -1 if self.checkpoints.is_put_off else self.checkpoints.checkpointed
+        if self._recovering is not None and checkpointed >= self._recovering:
+            self._directory.end_recovery()
+            self._recovering = None
+        if self._following is not None and checkpointed >= self._following:
             self._directory.end_following()
-            self._own_from = None
+            self._following = None
 
     # -- replication
 
@@ -439,7 +445,7 @@ class MessageStore:
         if not self.truncations.is_running:
             self.index.build()
             self.checkpoints.look()
-            self._forget_following()
+            self._remove_marks()
 
     # -- upkeep
 
@@ -488,7 +494,7 @@ class MessageStore:
         """Flush and write a checkpoint; the yielded parts have to run on a thread."""
         self.truncations.check_whole()
         yield from self.checkpoints.write_parts()
-        self._forget_following()
+        self._remove_marks()
 
     # -- for the lifecycle
 

@@ -21,6 +21,7 @@ from broker.store.recovery import Recovery
 from broker.store.topic_tails import TopicTails
 from infra import failpoint
 from infra.clock import ManualClock
+from infra.disk.filesystem import OutOfDescriptors
 from neve.record.codec import decode_record
 from tests.kit.store.by_key import by_key
 from tests.kit.store.sim_disk import SimDisk
@@ -345,6 +346,34 @@ def test_recovery_removes_its_marker_when_complete(open_store: Open, put: Put, d
     open_store()
     assert not disk.exists(Path("/store/recovering"))
     assert disk.exists(Path("/store/abort"))
+
+
+def test_recovery_keeps_its_marker_until_its_checkpoint_is_written(
+    open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    put(store)
+    flush(store)
+    crash(store, disk)
+
+    def refuse(path: Path) -> None:
+        raise OutOfDescriptors(errno.EMFILE, "too many open files", str(path))
+
+    marker = Path("/store/recovering")
+    sync = disk.fsync_dir
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync_dir", lambda path: refuse(path) if path.name == "consumequeue" else sync(path))
+        store = open_store()
+        assert store.checkpoints.is_put_off
+        assert disk.exists(marker)
+        flush(store)
+        store.upkeep()
+        flush(store)
+        assert disk.exists(marker)
+    store.upkeep()
+    assert not store.checkpoints.is_put_off
+    flush(store)
+    assert not disk.exists(marker)
 
 
 def test_record_with_a_zeroed_topic_is_not_recovered(
