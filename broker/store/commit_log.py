@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import mmap
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,12 +17,11 @@ import msgspec
 
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreCorrupt, StoreFull
-from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
+from broker.store.layout import CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
 from infra import failpoint
 from infra.disk.filesystem import Disk, DiskFull, FileWriter, OutOfDescriptors
 from infra.disk.versioned_file import VersionedFile
 from infra.loop.locks import Lock, NewLock, new_lock
-from neve.record.layout import SIZE_AND_MAGIC
 
 _SMALLEST_FILE = 4096
 _DESCRIPTORS = 2  # of a file: its map and the map of its CRC file; twice as many for the newest, which is also written
@@ -58,7 +57,7 @@ class LogFile:
     # topic -> (physical offset of its last record, newest store time); complete once the file is sealed
     topics: dict[str, tuple[int, int]] = field(default_factory=dict)
     table_written: bool = False
-    used_size: int = -1  # cache of `CommitLog.used_size`; -1: not computed yet
+    used_size: int = -1  # cache of `log_records.used_size`; -1: not computed yet
 
     @property
     def end(self) -> int:
@@ -172,64 +171,6 @@ class CommitLog:
         """Return the only file if it is empty and begins above an offset; see `move_empty`."""
         file = self.files[0] if len(self.files) == 1 else None
         return file if file is not None and file.base > physical_offset and not any(file.map[:END_SIZE]) else None
-
-    def used_size(self, file: LogFile) -> int:
-        """Return the number of bytes of a sealed file up to and including its END record; the rest is unused."""
-        if file.used_size < 0:
-            last = self._record_before(file, self.find_crc_position(file, file.size))
-            file.used_size = min((0 if last is None else last[1]) + END_SIZE, file.size)
-        return file.used_size
-
-    def is_record_start(self, physical_offset: int) -> bool:
-        """Return whether a record begins or could begin at the offset: at the start of a file or behind a record."""
-        file = self.at(physical_offset)
-        if file is None:
-            return self.ending_at(physical_offset) is not None
-        return self.record_start(physical_offset) == physical_offset
-
-    def record_start(self, physical_offset: int) -> int:
-        """Return the highest offset at or below the given one where a record begins or could begin."""
-        file = self.at(physical_offset)
-        if file is None:  # between files, or at the end of one
-            return max((below.end for below in self.files if below.end <= physical_offset), default=physical_offset)
-        position = physical_offset - file.base
-        before = self._record_before(file, self.find_crc_position(file, position))
-        if before is None:
-            return file.base
-        begin, end = before
-        return file.base + (end if position >= end else begin)
-
-    def _record_before(self, file: LogFile, crc_position: int) -> tuple[int, int] | None:
-        """Return begin and end, within the file, of the record whose CRC entry precedes this position."""
-        if not crc_position:
-            return None
-        begin = CRC_ENTRY.unpack_from(file.crc_map, crc_position - CRC_ENTRY_SIZE)[0] - 1
-        return begin, begin + SIZE_AND_MAGIC.unpack_from(file.map, begin)[0]
-
-    def records_ending_above(self, physical_offset: int) -> Iterator[tuple[int, int, int]]:
-        """Yield physical offset, size and tags code of the records that end above an offset, in log order."""
-        for file in self.files:
-            if file.end <= physical_offset:
-                continue
-            position = self.find_crc_position(file, max(physical_offset - file.base, 0))
-            before = self._record_before(file, position)
-            if before is not None and file.base + before[1] > physical_offset:
-                position -= CRC_ENTRY_SIZE
-            while position + CRC_ENTRY_SIZE <= file.crc_size:
-                mark, _, tags = CRC_ENTRY.unpack_from(file.crc_map, position)
-                if not mark:
-                    break
-                yield file.base + mark - 1, SIZE_AND_MAGIC.unpack_from(file.map, mark - 1)[0], tags
-                position += CRC_ENTRY_SIZE
-
-    def last_record_below(self, physical_offset: int) -> memoryview | None:
-        """Return the newest record that begins below an offset."""
-        for file in reversed(self.files):
-            if file.base < physical_offset:
-                place = self._record_before(file, self.find_crc_position(file, physical_offset - file.base))
-                if place is not None:
-                    return memoryview(file.map)[place[0] : place[1]]
-        return None
 
     def allocate(self, base: int) -> LogFile:
         """Append the next file to the log, the one prepared ahead if there is one. Raises StoreFull."""
@@ -407,21 +348,6 @@ class CommitLog:
         """Remove the files above the given one, which lie above the recovered end."""
         while self.files and self.files[-1] is not file:
             self.remove(self.files.pop())
-
-    def find_crc_position(self, file: LogFile, relative: int) -> int:
-        """Return the position of the first CRC entry at or above an offset in the file.
-
-        Entries below the offset must be durable.
-        """
-        low, high = 0, file.crc_size // CRC_ENTRY_SIZE
-        while low < high:
-            middle = (low + high) // 2
-            mark = CRC_ENTRY.unpack_from(file.crc_map, middle * CRC_ENTRY_SIZE)[0]
-            if 0 < mark <= relative:
-                low = middle + 1
-            else:
-                high = middle
-        return low * CRC_ENTRY_SIZE
 
     def sweep_evicted(self) -> None:
         """Finish evictions that a stop interrupted."""

@@ -27,6 +27,7 @@ from broker.store.layout import (
     STANDS_STILL_MS,
     record_crc,
 )
+from broker.store.log_records import find_crc_position
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 from neve.record.layout import (
     FIELDS,
@@ -102,7 +103,7 @@ class LogScan:
         file = log.at(start) or log.ending_at(start) or log.empty_above(start)
         assert file is not None
         position = max(start - file.base, 0)
-        file.crc_position = self._log.find_crc_position(file, position)
+        file.crc_position = find_crc_position(file, position)
         while True:
             self.file, self.position = file, position
             if file.base + position >= self._stop:

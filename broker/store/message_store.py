@@ -1,8 +1,9 @@
 """Local store: one log for all topics and a consume queue per queue (RocketMQ's DefaultMessageStore).
 
-This module is the facade. The parts can be read on their own:
+`MessageStore` opens its parts, and has the operations that need several of them. Each part can be read on its own:
 
     commit_log          files of the log                 log_end        write position, file change, store time
+    log_records         records by their CRC entries     queue_changes  deletion, hidden messages, higher offsets
     consume_queue       entries of one queue             queue_table    existing and deleted queues, minimum offsets
     key_index           messages by key                  topic_tails    newest record of each topic
     appender            messages to bytes                visibility     appended, synced, confirmed, visible; callbacks
@@ -35,6 +36,7 @@ from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.key_index import KeyIndex
 from broker.store.log_end import LogEnd
+from broker.store.log_records import records_ending_above
 from broker.store.log_scan import RecoveryReport
 from broker.store.queue_changes import QueueChanges
 from broker.store.queue_table import QueueTable
@@ -181,7 +183,7 @@ class MessageStore:
             self.visibility.hide(confirmed, self._runs_above(confirmed))
 
     def _runs_above(self, confirmed: int) -> Iterator[Run]:
-        for physical_offset, size, tags_code in self.log.records_ending_above(confirmed):
+        for physical_offset, size, tags_code in records_ending_above(self.log, confirmed):
             file = self.log.at(physical_offset)
             assert file is not None
             position = physical_offset - file.base

@@ -18,6 +18,7 @@ from broker.store.layout import (
     QUEUE_ENTRY,
     QUEUE_ENTRY_SIZE,
 )
+from broker.store.log_records import used_size
 from neve.record.layout import (
     BORN_HOST_AT,
     BORN_HOST_V6,
@@ -298,7 +299,7 @@ def log_bytes(log: CommitLog, start: int, end: int, limit: int, *, padding: bool
     `start`. Without `padding`, the unused rest of a file behind its END record is skipped too.
     """
     file = log.at(start)
-    if file is not None and file.sealed and not padding and start - file.base >= log.used_size(file):
+    if file is not None and file.sealed and not padding and start - file.base >= used_size(file):
         file = None
     if file is None:
         file = next((later for later in log.files if later.base > start), None)
@@ -307,7 +308,7 @@ def log_bytes(log: CommitLog, start: int, end: int, limit: int, *, padding: bool
         start = file.base
     stop = min(end, file.end, start + limit)
     if file.sealed and not padding:
-        stop = min(stop, file.base + log.used_size(file))
+        stop = min(stop, file.base + used_size(file))
     return start, memoryview(file.map)[start - file.base : stop - file.base]
 
 

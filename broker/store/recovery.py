@@ -16,6 +16,7 @@ from broker.store.consume_queue import ConsumeQueue
 from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreCorrupt
 from broker.store.key_index import KeyIndex
+from broker.store.log_records import last_record_below
 from broker.store.log_scan import LogScan, Recovered, RecoveryReport, Walked, walk_topics, zero_above
 from broker.store.queue_table import QueueTable
 from broker.store.topic_tails import TopicTails
@@ -161,7 +162,7 @@ class Recovery:
         """
         file = self._log.at(to)
         topics, newest, stepped = walk_topics(file, to - file.base) if file is not None else Walked({}, 0, 0)
-        last = self._log.last_record_below(to)
+        last = last_record_below(self._log, to)
         store_time = decode_record(last).store_timestamp if last is not None else 0
         # the clock stepped back: a time that is too late is safe, one that is too early is not
         high = newest if newest > store_time else 0

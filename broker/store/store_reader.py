@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker.store import erased, reading
+from broker.store import erased, log_records, reading
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import StoreConfig
 from broker.store.key_index import KeyIndex
@@ -230,19 +230,19 @@ class StoreReader:
 
     def records_from(self, physical_offset: int) -> Iterator[bytes]:
         """Yield the records that end above a physical offset, in log order; nothing may be appended meanwhile."""
-        for place, size, _ in self._log.records_ending_above(physical_offset):
+        for place, size, _ in log_records.records_ending_above(self._log, physical_offset):
             file = self._log.at(place)
             assert file is not None
             yield bytes(memoryview(file.map)[place - file.base : place - file.base + size])
 
     def last_record(self, end: int) -> tuple[int, bytes] | None:
         """Return begin and bytes of the newest record that ends at or below `end`, a possible truncation offset."""
-        found = self._log.last_record_below(end)
+        found = log_records.last_record_below(self._log, end)
         return None if found is None else (decode_record(found).physical_offset, bytes(found))
 
     def record_start(self, physical_offset: int) -> int:
         """Return the highest offset at or below the given one to which the log could be truncated."""
-        return min(self._log.record_start(physical_offset), self._end.appended)
+        return min(log_records.record_start(self._log, physical_offset), self._end.appended)
 
     def segments(self) -> list[Segment]:
         """Return the files of the log, oldest first; only the last is not sealed."""

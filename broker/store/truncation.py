@@ -28,6 +28,7 @@ import msgspec
 from broker.store import reading
 from broker.store.commit_log import CommitLog
 from broker.store.errors import LogIsCut, LogMismatch, StoreCorrupt, StoreError, StoreFull, TruncationRefused
+from broker.store.log_records import is_record_start
 from infra import failpoint
 from infra.disk.filesystem import Disk, OutOfDescriptors
 
@@ -121,7 +122,7 @@ def check(log: CommitLog, to: int, end: int, floor: int) -> None:
         raise TruncationRefused(f"the log would be cut to {to}, and what lies below {floor} is confirmed")
     if not log.min_offset <= to <= end:
         raise LogMismatch(f"the log has {log.min_offset} to {end}: it can't be cut to {to}")
-    if not (to == end or log.is_record_start(to)):
+    if not (to == end or is_record_start(log, to)):
         raise LogMismatch(f"no record begins at {to}: the log can't be cut there")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from broker.store.errors import LogMismatch, StoreError, StoreFull, StoreNotWritable, TruncationRefused
 from broker.store.layout import end_record
+from broker.store.log_records import is_record_start, records_ending_above
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
@@ -27,7 +28,7 @@ DIVERGED = Path("/store/diverged")
 
 def starts(store: MessageStore, above: int) -> list[int]:
     """Return the starts of records above an offset, and the log end."""
-    places = [place for place, _, _ in store.log.records_ending_above(above)]
+    places = [place for place, _, _ in records_ending_above(store.log, above)]
     return [*(place for place in places if place >= above), store.max_physical_offset]
 
 
@@ -55,11 +56,11 @@ def test_record_start_finds_the_truncatable_offset_below(seed: int) -> None:
     log, low = store.log, store.min_physical_offset
     known = low
     for offset in range(low, store.max_physical_offset + 1):
-        if log.is_record_start(offset):
+        if is_record_start(log, offset):
             known = offset
         found = store.reader.record_start(offset)
         assert found == known or (log.at(offset) is None and log.ending_at(found) is not None)
-        assert log.is_record_start(found)
+        assert is_record_start(log, found)
 
 
 @pytest.mark.parametrize("checkpointed", ["below", "above", "between"])
