@@ -41,7 +41,7 @@ async def test_store_outage_is_reported_on_each_page(tmp_path: Path, monkeypatch
         assert journal is not None
         assert "neve_archive_online 1.0" in await page(broker, "metrics")
         with monkeypatch.context() as patch:
-            patch.setattr(journal, "follow", gone)
+            patch.setattr(journal.ownership, "follow", gone)
             jobs.run_now("state")
             await until(lambda: "state" in jobs.failing())
             ready = await page(broker, "readyz")
