@@ -31,12 +31,13 @@ HOT = range(200, 300)
 
 
 class Hot:
-    """A local log that begins far above the archive's end."""
+    """A local log that begins far above the archive's end, with its queues and its reader."""
 
     disk = None
     max_physical_offset = 0
 
     def __init__(self) -> None:
+        self.queues, self.reader = self, self
         self.begin, self.ended = HOT.start, 0
         self.answer = GetResult(GetMessageStatus.FOUND, HOT.stop, HOT.start, HOT.stop)
 
