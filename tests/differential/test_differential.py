@@ -54,7 +54,7 @@ class PageRow:
 
 
 def listed() -> list[PageRow]:
-    _, _, section = PAGE.read_text("utf-8").partition("## Answers that differ")
+    _, _, section = PAGE.read_text("utf-8").partition("## Different answers")
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line[:3] == "| `"
     ]

@@ -50,7 +50,7 @@ def test_page_examples_read_the_archive(tmp_path: Path, neve_up: Up) -> None:
     programs = {
         "engines": block("DuckDB, Polars, pandas", "python"),
         "delta": block("Delta tables", "python") + "print(rows)",
-        "records": block("Message by message, in Python", "python"),
+        "records": block("Read single messages in Python", "python"),
         "manifest": "import duckdb\nfor query in "
         f"{block('DuckDB, Polars, pandas', 'sql', 1).split(';')[:2]!r}: found = duckdb.sql(query)\nprint(found)",
         "sql": f"import duckdb\nprint(duckdb.sql({block('DuckDB, Polars, pandas', 'sql')!r}))",
