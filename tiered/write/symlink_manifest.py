@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from infra.objects.store import NotFound, ObjectStore
 from neve.archive.delta.table import VisibleFile, table_root
 from neve.archive.format.keys import escape
-from neve.archive.store.url import DirUrl, parse_store_url
+from neve.archive.store.url import parse_store_url
 
 FOLDER = "_symlink_format_manifest"
 
@@ -29,7 +29,7 @@ class SymlinkManifests:
 
     def __init__(self, store: ObjectStore, broker: str, prefix: str = "") -> None:
         self._store, self._prefix, self._broker = store, prefix, broker
-        self._base = _base(store.url)
+        self._base = parse_store_url(store.url).uri
         self._changes: dict[tuple[str, str], dict[str, bool]] = {}  # (topic, day) -> {key: is it current}
 
     def change(self, topic: str, gone: Iterable[VisibleFile], came: Iterable[VisibleFile]) -> None:
@@ -102,11 +102,3 @@ class SymlinkManifests:
 
     def _uri(self, key: str) -> str:
         return f"{self._base}/{key}"
-
-
-def _base(url: str) -> str:
-    """Return the URI of the store's root, to which `/` and a key are added."""
-    where = parse_store_url(url)
-    if isinstance(where, DirUrl):
-        return f"file://{where.path.absolute()}"
-    return "/".join(part for part in (f"s3://{where.bucket}", where.prefix) if part)

@@ -34,6 +34,11 @@ class DirUrl:
 
     path: Path
 
+    @property
+    def uri(self) -> str:
+        """The root as other programs address it; `/` and a key follow."""
+        return f"file://{self.path.absolute()}"
+
 
 @dataclass(frozen=True, slots=True)
 class S3Url:
@@ -44,6 +49,11 @@ class S3Url:
     endpoint: str = ""
     region: str = ""
     multipart_above: int = 0
+
+    @property
+    def uri(self) -> str:
+        """The root as other programs address it; `/` and a key follow."""
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 
 def parse_store_url(url: str) -> DirUrl | S3Url:

@@ -258,6 +258,7 @@ def test_good_urls_name_bucket_and_prefix(url: str, bucket: str, prefix: str, mo
     where = parse_store_url(url)
     assert isinstance(where, S3Url)
     assert (where.bucket, where.prefix) == (bucket, prefix)
+    assert where.uri == "/".join(filter(None, (f"s3://{bucket}", prefix)))
     assert open_store(url).url == url
 
 
@@ -265,6 +266,7 @@ def test_directory_url_may_contain_a_space(tmp_path: Path) -> None:
     store = open_store(f"dir:{tmp_path}/a b")
     store.put("x", b"1")
     assert (tmp_path / "a b" / "x").read_bytes() == b"1"
+    assert parse_store_url(store.url).uri == f"file://{tmp_path}/a b"
     assert store.now_ms() is None
 
 
