@@ -147,7 +147,7 @@ class ChangeOfRole:
             self._journal.record_owed()
             if self._has_unsaved:
                 # A later truncation, or a start, that finds the last record lowers no queue.
-                await self._threads.run(self._store.queues.write, self._store.queue_changes.image())
+                await self._threads.run(self._store.queues.records.write, self._store.queue_changes.image())
                 self._has_unsaved = False
             if self._unrecorded is not None:  # the term may have ended meanwhile
                 self._journal.record(self._unrecorded)

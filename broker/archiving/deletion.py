@@ -198,7 +198,7 @@ class TopicDeletion:
         if self._topics.select(topic) is None:
             return
         # If the disk refuses the queue state, the deletion fails and the topic is unchanged.
-        await self._threads.run(self._store.queues.write, self._store.queue_changes.image())
+        await self._threads.run(self._store.queues.records.write, self._store.queue_changes.image())
         if self._pending is not None:
             await self._delete_in_set(topic, self._pending)
             return

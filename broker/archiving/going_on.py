@@ -18,7 +18,7 @@ from broker.archiving.environment import Environment
 from broker.archiving.offsets import Queue, log_goes_on_at, queues_to_raise
 from broker.store import erased_rows
 from broker.store.message_store import MessageStore
-from broker.store.queue_table import QUEUES_IN_A_TURN, pieces
+from broker.store.queue_raises import QUEUES_IN_A_TURN, pieces
 from infra.loop.in_steps import run_beside
 from infra.loop.parts import Parts, nothing
 from lifecycle.recorded_minimums import minimums_to_raise
@@ -43,7 +43,7 @@ async def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog,
     call = environment.ask_loop().call
     erased = await in_thread(lambda: erased_rows.hide(store, rows_of(catalog.gaps()), call))
     if is_hidden or erased.is_changed:
-        await in_thread(store.queues.write, store.queue_changes.image())
+        await in_thread(store.queues.records.write, store.queue_changes.image())
     return await run_beside(_raised_parts(store, go_on.queue_next), in_thread)
 
 

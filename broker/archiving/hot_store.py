@@ -145,17 +145,17 @@ class LoopHotStore:
         return self._call(lambda: self._store.queues.names_of(topic))
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
-        return self._call(self._store.queues.ended)
+        return self._call(self._store.queues.records.ended)
 
     def deleted_topics(self) -> Sequence[str]:
-        return self._call(self._store.queues.deleted)
+        return self._call(self._store.queues.records.deleted)
 
     def forget_deleted(self, topics: Collection[str]) -> int:
         store = self._store
         image = self._call(lambda: store.queue_changes.image_without(topics))
         if image is None:
             return 0
-        store.queues.write(image)
+        store.queues.records.write(image)
         return self._call(lambda: store.queue_changes.forget_deleted(image))
 
     def min_offset(self, topic: str, queue: int) -> int:
@@ -175,7 +175,7 @@ class LoopHotStore:
             except TopicUnreadable as error:
                 failed[topic] = error
         if hidden:
-            store.queues.write(self._call(store.queue_changes.image))
+            store.queues.records.write(self._call(store.queue_changes.image))
         return failed
 
     async def _expired(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
@@ -193,7 +193,7 @@ class LoopHotStore:
         hidden = hide(store, rows, self._call)
         self._is_unsaved |= hidden.is_changed
         if self._is_unsaved:
-            store.queues.write(self._call(store.queue_changes.image))
+            store.queues.records.write(self._call(store.queue_changes.image))
             self._is_unsaved = False
         return Hidden(hidden.runs, hidden.failed)
 
@@ -215,10 +215,8 @@ class LoopHotStore:
             self._on_growth()
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
-        store = self._store
-        return self._call(
-            lambda: {q: store.queues.erased_of(t, q) for t, q in store.queues.erased_places() if t == topic}
-        )
+        records = self._store.queues.records
+        return self._call(lambda: {q: records.erased_of(t, q) for t, q in records.erased_places() if t == topic})
 
     def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
         return self._call(lambda: self._store.reader.former_ends(topics))

@@ -28,5 +28,5 @@ class LogSync:
 
     async def deletions(self) -> None:
         """Save deletions of topics before a table that contains one: later starts do not read its record."""
-        if self._store.queues.has_unsaved_deletions:
+        if self._store.queues.records.has_unsaved_deletions:
             await self._threads.run(self._store.queue_changes.save_deletions)

@@ -200,7 +200,7 @@ class MetadataLog:
         last = self._queues.next_offset(METADATA_LOG, CHANGES)
         if any(file.log_offset is not None and file.log_offset > last for file in self._files):
             self._on_lost()  # before a file is saved, which hides the loss
-        if self._queues.has_unsaved_deletions:
+        if self._queues.records.has_unsaved_deletions:
             # before a file is saved, after which a start does not read these records again
             yield self._store.queue_changes.save_deletions
         for file in self._files:
@@ -388,7 +388,7 @@ class MetadataLog:
             modes=self._modes.image(),
             users=None if self._users is None else self._users.image(),
             delays=self._delays.positions(),
-            ended=self._queues.ended(),
+            ended=self._queues.records.ended(),
             ends=self._queues.ends(),
             settled_in=self._journal.settled_in,
         )
@@ -447,7 +447,7 @@ class MetadataLog:
         self._take_positions(image)
         if not at_start:  # at a start the book of pops is not loaded yet
             self.settle()
-        if self._queues.has_unsaved_deletions:
+        if self._queues.records.has_unsaved_deletions:
             self._store.queue_changes.save_deletions()
         for file in self._files:
             file.save_now()

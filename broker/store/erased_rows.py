@@ -68,7 +68,7 @@ def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: C
     wanted: dict[Place, list[Span]] = {}
     for topic, queue, first, last in rows:
         wanted.setdefault((topic, queue), []).append((first, last))
-    left = sorted({*wanted, *call(store.queues.erased_places)})
+    left = sorted({*wanted, *call(store.queues.records.erased_places)})
     runs, is_changed, failed = 0, False, dict[Place, str]()
     while left:
         some, left = left[:_PLACES_AT_ONCE], left[_PLACES_AT_ONCE:]
@@ -95,7 +95,7 @@ def _held(store: MessageStore, places: Sequence[Place]) -> list[_Held | _Unreada
     for place in places:
         try:
             failpoint.hit("erase.look_at_queue")
-            found.append(_Held(place, store.queues.erased_of(*place), *store.queues.erasable(*place)))
+            found.append(_Held(place, store.queues.records.erased_of(*place), *store.erased_offsets.erasable(*place)))
         except (StoreError, OSError) as error:
             found.append(_Unreadable(place, str(error)))
     return found

@@ -11,10 +11,12 @@
     recovery            the files at a start             checkpointer   limits what a start has to read again
     store_reader        what readers get                 data_directory, queue_state, checkpoint: small state files
     reading             entries to slices of the log
-    erased              offsets that stay in the log but that no request returns
+    queue_records       facts beside the queue files     queue_loading  the queue files at a start
+    queue_raises        queues behind a hole             erased_offsets hidden messages that are still in the log
 
 Everything runs on the event loop's thread, with these exceptions. `visibility.flush`, `upkeep` and `prepare_next` run
-on a thread each. `queues.write` may be called from any thread. The parts that `truncation` yields run on a thread.
+on a thread each. `queues.records.write` may be called from any thread. The parts that `truncation` yields run on a
+thread.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from broker.store.commit_log import CommitLog
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.data_directory import DataDirectory
+from broker.store.erased_offsets import ErasedOffsets
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.key_index import KeyIndex
 from broker.store.log_end import LogEnd
@@ -85,8 +88,9 @@ class MessageStore:
         )
         self.log = CommitLog(config, disk, new_lock)
         self._tails = TopicTails()
-        state_file = None if successor_of is None else successor_of.queues.state_file
+        state_file = None if successor_of is None else successor_of.queues.records.file
         self.queues: QueueTable = QueueTable(config, disk, self.log, self._tails, new_lock, file=state_file)
+        self.erased_offsets = ErasedOffsets(self.log, self.queues)
         self.index = KeyIndex(config, disk)
         self.end = LogEnd(config, self.log, self._tails, new_lock)
         self.visibility = Visibility(config, self.log, self.end, new_lock)
@@ -121,6 +125,7 @@ class MessageStore:
             log=self.log,
             end=self.end,
             queues=self.queues,
+            erased_offsets=self.erased_offsets,
             visibility=self.visibility,
             reader=self.reader,
             truncations=self.truncations,
@@ -456,7 +461,10 @@ class MessageStore:
         """Whether `upkeep` has work to do."""
         queues = self.queues
         return not self.truncations.is_running and (
-            self.checkpoints.is_due or self.end.wants_next or queues.removal.is_pending or queues.has_unsaved_deletions
+            self.checkpoints.is_due
+            or self.end.wants_next
+            or queues.removal.is_pending
+            or queues.records.has_unsaved_deletions
         )
 
     def upkeep(self) -> None:

@@ -14,10 +14,12 @@ from functools import partial
 
 from broker.store.commit_log import CommitLog
 from broker.store.erased import Spans
+from broker.store.erased_offsets import ErasedOffsets
 from broker.store.errors import StoreNotWritable
 from broker.store.log_end import LogEnd
+from broker.store.queue_raises import QueueRaises, pieces
 from broker.store.queue_state import StateImage
-from broker.store.queue_table import QueueTable, pieces
+from broker.store.queue_table import QueueTable
 from broker.store.store_reader import StoreReader
 from broker.store.truncation import TruncationState
 from broker.store.visibility import Visibility
@@ -35,6 +37,7 @@ class QueueChanges:
         log: CommitLog,
         end: LogEnd,
         queues: QueueTable,
+        erased_offsets: ErasedOffsets,
         visibility: Visibility,
         reader: StoreReader,
         truncations: TruncationState,
@@ -42,6 +45,7 @@ class QueueChanges:
         """`checkpoint` flushes and writes a checkpoint."""
         self._checkpoint, self._log, self._end, self._queues = checkpoint, log, end, queues
         self._visibility, self._reader, self._truncations = visibility, reader, truncations
+        self._erased_offsets, self._raises = erased_offsets, QueueRaises(queues)
 
     def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
         """Drop a topic's queues.
@@ -70,10 +74,10 @@ class QueueChanges:
         Raises StoreNotWritable if that failed. The store then rejects everything until the next start, which finds the
         deletion in the metadata log. Raises OutOfDescriptors if the caller should retry.
         """
-        if self._end.failure is not None and self._queues.has_unsaved_deletions:
+        if self._end.failure is not None and self._queues.records.has_unsaved_deletions:
             raise StoreNotWritable(f"a deletion can't be saved, the disk failed: {self._end.failure}")
         try:
-            self._queues.write_deletions()
+            self._queues.records.write_deletions()
         except OutOfDescriptors:
             raise
         except OSError as error:
@@ -81,14 +85,14 @@ class QueueChanges:
             raise StoreNotWritable(f"a deletion can't be saved: {error}") from error
 
     def image_without(self, topics: Collection[str]) -> StateImage | None:
-        """Return the state without deleted topics that have no data left, here or elsewhere, for `queues.write`.
+        """Return the state without deleted topics that have no data left, here or elsewhere.
 
         Returns None if there are none. In a broker set there are none, because the other members keep that state.
         """
         self._truncations.check_whole()
         if self._visibility.set_has is not None:
             return None
-        return self._queues.image_without(topics, self._log.min_offset)
+        return self._queues.image_without(topics)
 
     def forget_deleted(self, image: StateImage) -> int:
         """Forget the topics omitted from a written `image_without`; return their number.
@@ -96,23 +100,23 @@ class QueueChanges:
         If created again they start at 0.
         """
         self._truncations.check_whole()
-        return self._queues.forget_deleted(image)
+        return self._queues.records.forget(image)
 
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
         """Set the end offsets of deleted topics, as their master has them."""
         self._truncations.check_whole()
-        if self._queues.remember_ended(ended):
-            self._queues.save()
+        if self._queues.records.remember_ended(ended):
+            self._queues.records.save()
 
     def save(self) -> None:
         """Make the queue state durable on this thread, for example after `hide_below`."""
         self._truncations.check_whole()
-        self._queues.save()
+        self._queues.records.save()
 
     def image(self) -> StateImage:
-        """Return an image of the queue state, on the event loop; `queues.write` may be called on any thread."""
+        """Return an image of the queue state, on the event loop; `queues.records.write` may be called on any thread."""
         self._truncations.check_whole()
-        return self._queues.image()
+        return self._queues.records.image()
 
     def set_min_offset(self, topic: str, queue_id: int, offset: int) -> None:
         """Permanently hide the messages below an offset."""
@@ -154,7 +158,7 @@ class QueueChanges:
         the log.
         """
         self._truncations.check_whole()
-        return self._queues.set_erased(topic, queue_id, before, spans)
+        return self._erased_offsets.change(topic, queue_id, before, spans)
 
     def create_queue_at(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Let a queue continue at an offset above those of its archive or of a deleted queue of its name."""
@@ -171,7 +175,7 @@ class QueueChanges:
     def create_queues_parts(self, following: Mapping[str, Mapping[int, int]], *, by_image: bool = False) -> Parts[None]:
         """Do `create_queues_at`, also on a slave; the yielded parts have to run on a thread.
 
-        `by_image` is as in `QueueTable.begin_at`.
+        `by_image` is as in `QueueRaises.begin_at`.
         """
         self._truncations.check_whole()
         lower: dict[str, dict[int, int]] = {}
@@ -186,7 +190,7 @@ class QueueChanges:
             return
         yield from self._checkpoint()  # recovery accepts a hole only below a checkpoint
         self._truncations.check_whole()
-        yield from self._queues.begin_at(lower, by_image=by_image)
+        yield from self._raises.begin_at(lower, by_image=by_image)
         yield from self._checkpoint()
 
     def restore_queues(
@@ -197,8 +201,8 @@ class QueueChanges:
         `ended` are the end offsets of queues of deleted topics. Repeatable after a crash.
         """
         self._end.check_writable()
-        self._queues.remember_ended(ended)
-        self._queues.save()
+        self._queues.records.remember_ended(ended)
+        self._queues.records.save()
         run_here(self.create_queues_parts(following, by_image=True))
 
     def begin_queues(self, ends: Mapping[str, Mapping[int, int]], log_end: int) -> None:
@@ -238,7 +242,7 @@ class QueueChanges:
                 has_changed |= self.remember_raised(piece, said_at)
             yield nothing
         if has_changed:
-            yield partial(self._queues.write, self._queues.image())
+            yield partial(self._queues.records.write, self._queues.records.image())
 
     def remember_raised(self, following: Mapping[str, Mapping[int, int]], said_at: int) -> bool:
         """Record that the log raises queues, in a record that ends at `said_at`; return whether this is new.
@@ -246,4 +250,4 @@ class QueueChanges:
         Nothing lowers them while the log has the record. Durable once the state is saved.
         """
         self._truncations.check_whole()
-        return self._queues.remember_raised(following, said_at)
+        return self._raises.remember_raised(following, said_at)

@@ -14,10 +14,12 @@ from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.data_directory import DataDirectory
+from broker.store.erased_offsets import ErasedOffsets
 from broker.store.errors import StoreCorrupt
 from broker.store.key_index import KeyIndex
 from broker.store.log_records import last_record_below
 from broker.store.log_scan import LogScan, Recovered, RecoveryReport, Walked, walk_topics, zero_above
+from broker.store.queue_loading import QueueLoading
 from broker.store.queue_table import QueueTable
 from broker.store.topic_tails import TopicTails
 from broker.store.truncation import read_truncation
@@ -74,7 +76,7 @@ class Recovery:
         """Read all files, and determine the end of the log."""
         directory, log = self._directory, self._log
         checkpoint = read_checkpoint(self._config.root, self._disk)
-        self._queues.load_state()
+        self._queues.records.load()
         log.open()
         log.sweep_evicted()
         log_uuid = directory.log_uuid(log_is_empty=not log.files)
@@ -88,7 +90,8 @@ class Recovery:
             checkpoint = StoreCheckpoint(log.min_offset)
         start = checkpoint.physical
         unsynced = not clean and directory.begin_recovery()
-        self._queues.load(start, scrub=not clean, unsynced=unsynced)
+        loading = QueueLoading(self._config, self._disk, self._queues)
+        loading.load(start, scrub=not clean, unsynced=unsynced)
         self._index.load(checkpoint.index_base, checkpoint.index_count, scrub=not clean)
         report = RecoveryReport(clean, start, start)
         end = RecoveredEnd(None, 0, checkpoint.store_time)
@@ -99,10 +102,8 @@ class Recovery:
         elif start:
             raise StoreCorrupt(f"the CommitLog reached {start} and is gone from {log.directory}")
         assert end.physical >= start
-        self._queues.lower_marks(report.end)
-        if followed and not clean:
-            self._queues.lower_all()
-        self._queues.cut_erased()
+        loading.end_at(report.end, lower=followed and not clean)
+        ErasedOffsets(log, self._queues).cut()
         self._index.build()
         return RecoveredStore(log_uuid, start, end, report)
 

@@ -356,7 +356,7 @@ class ReplicaAppender:
 
     def _told_queues(self, told: described.Told) -> list[ConsumeQueue] | None:
         """Return the queues of described records; None unless all exist, have room, and continue as described."""
-        queues, gone, begin = list[ConsumeQueue](), self._queues.gone, self._end.appended
+        queues, gone, begin = list[ConsumeQueue](), self._queues.records.gone, self._end.appended
         for number, (name, queue_id, first) in enumerate(told.queues):
             topic = self._names.get(name, _NO_TOPIC)
             queue = self._queues.by_id(topic.name).get(queue_id)
@@ -372,7 +372,7 @@ class ReplicaAppender:
 
     def _collect(self, run: _Run, data: bytes, start: int, file: LogFile) -> int:
         """Parse records and make their queue entries, up to the first one that needs preparation."""
-        names, gone = self._names, self._queues.gone
+        names, gone = self._names, self._queues.records.gone
         last_time = run.last_time
         view = memoryview(data)
         begin = self._end.position - start  # offset of `data` relative to the begin of the file

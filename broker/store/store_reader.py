@@ -77,6 +77,7 @@ class StoreReader:
     ) -> None:
         self._scan_entries = config.scan_entries
         self._log, self._end, self._queues, self._tails = log, end, queues, tails
+        self._records = queues.records
         self._index, self._visibility, self._truncations = index, visibility, truncations
 
     def get(  # noqa: PLR0917 - the protocol's own order
@@ -162,7 +163,7 @@ class StoreReader:
 
         With `below`, return the nearest one at or below it, or -1 if there is none.
         """
-        spans = self._queues.erased_of(topic, queue_id)
+        spans = self._records.erased_of(topic, queue_id)
         return erased.before(spans, offset) if below else erased.behind(spans, offset)
 
     def shown_record_at(self, physical_offset: int) -> bytes | None:
@@ -182,11 +183,11 @@ class StoreReader:
         `shown_record_at`.
         """
         found = reading.record_at(self._log, physical_offset, self._visibility.confirmed)
-        return None if found is not None and self._queues.has_erased and self._is_erased(found) else found
+        return None if found is not None and self._records.has_erased and self._is_erased(found) else found
 
     def _is_erased(self, raw: bytes) -> bool:
         record = decode_record(raw)
-        spans = self._queues.erased_of(record.topic, record.queue_id)
+        spans = self._records.erased_of(record.topic, record.queue_id)
         return erased.behind(spans, record.queue_offset) != record.queue_offset
 
     def newest_record(self) -> bytes | None:

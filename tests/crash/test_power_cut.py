@@ -71,7 +71,7 @@ class StoreUnderPowerCuts:
             self.evict()
         else:
             self.store.prepare_next()
-        if not self.store.queues.has_unsaved_deletions:
+        if not self.store.queues.records.has_unsaved_deletions:
             self.undeleted.clear()
 
     def put(self) -> None:
@@ -120,7 +120,7 @@ class StoreUnderPowerCuts:
             self.store.queue_changes.save_deletions()
 
     def power_cut(self) -> None:
-        if self.store.queues.has_unsaved_deletions:
+        if self.store.queues.records.has_unsaved_deletions:
             for topic, (deleted_at, before) in self.undeleted.items():
                 self.deleted_at[topic] = deleted_at
                 self.flushed.update({(topic, queue_id): found for queue_id, found in before.items()})

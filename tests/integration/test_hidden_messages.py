@@ -279,7 +279,7 @@ async def test_hidden_half_message_is_neither_ended_nor_checked(tmp_path: Path, 
         assert await request() != 0
         assert broker.store.queues.max_offset(TOPIC, 0) == 1
         assert broker.store.queue_changes.set_erased(
-            HALF_TOPIC, 0, broker.store.queues.erased_of(HALF_TOPIC, 0), erased.NONE
+            HALF_TOPIC, 0, broker.store.queues.records.erased_of(HALF_TOPIC, 0), erased.NONE
         )
         assert await request() == 0
         if code is Code.END_TRANSACTION:

@@ -12,6 +12,7 @@ import pytest
 
 from broker.intake.internal_records import InternalRecords
 from broker.store import erased
+from broker.store.erased_offsets import ErasedOffsets
 from broker.store.erased_rows import HiddenRows
 from broker.store.queue_table import QueueTable
 from infra import failpoint
@@ -139,12 +140,12 @@ def test_simulation_finds_an_erasure_that_does_not_hide_local_messages(monkeypat
 def test_simulation_finds_hiding_that_is_not_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start without the store has lost the information, which the journal's local copy does not contain either."""
 
-    def forget(queues: QueueTable) -> None:
-        queues._state.erased = {}
-        for queue in queues.by_name.values():
+    def forget(offsets: ErasedOffsets) -> None:
+        offsets._records._state.erased = {}
+        for queue in offsets._queues.by_name.values():
             queue.erased = erased.NONE
 
-    monkeypatch.setattr(QueueTable, "cut_erased", forget)
+    monkeypatch.setattr(ErasedOffsets, "cut", forget)
     monkeypatch.setattr(
         "broker.archiving.going_on.erased_rows.hide", lambda *_: HiddenRows(0, is_changed=False, failed={})
     )

@@ -706,7 +706,7 @@ class StorageWorld:
         if self.process.store.min_physical_offset != self.log_begin:
             self.log_begin = self.process.store.min_physical_offset
             self.model.evicted(self.log_begin, self.bucket, self._has_expired)
-        ended = set(self.process.store.queues.deleted())
+        ended = set(self.process.store.queues.records.deleted())
         for topic in sorted(self.ended - ended):
             if not self.bucket.knows(topic):  # No FORGET names a topic that no entry ever named.
                 self._forgotten(topic)

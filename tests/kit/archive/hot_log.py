@@ -54,17 +54,17 @@ class StoreAdapter(OneByOne):
         return self.store.queues.names_of(topic)
 
     def deleted_topics(self) -> Sequence[str]:
-        return self.store.queues.deleted()
+        return self.store.queues.records.deleted()
 
     def forget_deleted(self, topics: Collection[str]) -> int:
         image = self.store.queue_changes.image_without(topics)
         if image is None:
             return 0
-        self.store.queues.write(image)
+        self.store.queues.records.write(image)
         return self.store.queue_changes.forget_deleted(image)
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
-        return self.store.queues.ended()
+        return self.store.queues.records.ended()
 
     def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
         return self.store.reader.first_offsets(topic, start)
@@ -101,7 +101,7 @@ class StoreAdapter(OneByOne):
         raise AssertionError("no topic is deleted here")
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
-        return {queue: self.store.queues.erased_of(topic, queue) for queue in self.store.queues.names_of(topic)}
+        return {queue: self.store.queues.records.erased_of(topic, queue) for queue in self.store.queues.names_of(topic)}
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         return self.store.queue_changes.show_from(topic, queue, offset)

@@ -177,7 +177,7 @@ def test_older_image_of_the_queues_state_does_not_replace_a_newer_one() -> None:
     store.after_flush(store.visibility.flush())
     older = store.queue_changes.image()
     store.queue_changes.set_min_offset("t", 0, 1)
-    store.queues.write(older)
+    store.queues.records.write(older)
     assert store_on(disk.power_cut(), clock).queues.min_offset("t", 0) == 1
 
 
@@ -321,8 +321,8 @@ async def test_erased_rows_are_hidden_by_a_write_outside_the_loop_and_retried() 
     flusher: Any = Synced()
     nothing_waits: Any = None
     hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
-    looks = CallsPerTurn(store.queues.erasable)
-    setattr(store.queues, "erasable", looks)  # noqa: B010 - for mypy a method is none to be set
+    looks = CallsPerTurn(store.erased_offsets.erasable)
+    setattr(store.erased_offsets, "erasable", looks)  # noqa: B010 - for mypy a method is none to be set
     disk.written.clear()
     rows = [("t", queue_id, 1, 1) for queue_id in range(QUEUES)]
     room, disk.capacity = disk.capacity, 0

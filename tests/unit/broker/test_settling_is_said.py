@@ -48,7 +48,8 @@ class JournaledLog:
 
         return SimpleNamespace(
             max_physical_offset=0, lead=nothing, follow=nothing, prepare_to_lead=nothing,
-            queues=SimpleNamespace(write=self.save), reader=SimpleNamespace(last_record=nothing),
+            queues=SimpleNamespace(records=SimpleNamespace(write=self.save)),
+            reader=SimpleNamespace(last_record=nothing),
             queue_changes=SimpleNamespace(image=nothing, remember_raised=nothing),
             visibility=SimpleNamespace(confirmed=0), end=SimpleNamespace(is_following=False),
             config=SimpleNamespace(store_host=("127.0.0.1", 1)),

@@ -158,7 +158,7 @@ def forgotten(machine: BrokerMachine) -> None:
     assert machine.process.lifecycle.expire.run()["deleted"] == 1
     machine.process.lifecycle.offload.run(roll=True, evict=True)
     assert machine.process.lifecycle.forget.run() == 1
-    assert TOPIC not in machine.process.journal.named and not machine.process.store.queues.ended()
+    assert TOPIC not in machine.process.journal.named and not machine.process.store.queues.records.ended()
 
 
 @pytest.mark.parametrize("how", ["goes on", "power cut after FORGET", "power cut after messages"])

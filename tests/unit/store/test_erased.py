@@ -211,7 +211,7 @@ def test_erased_offsets_below_the_log_start_are_forgotten(open_store: Open, put:
     low = store.queues.min_offset("t", 0)
     assert 2 <= low < 9
     assert erase(store, 0, 1, 9) == 0
-    assert store.queues.erased_of("t", 0) == ((9, 9),)
+    assert store.queues.records.erased_of("t", 0) == ((9, 9),)
     assert json.loads(disk.read(store.config.root / "queue_state"))["erased"] == {"t": {"0": [[9, 9]]}}
     assert read(store, low) == list(range(low, 9))
 
@@ -309,11 +309,11 @@ def test_concurrent_erasures_do_not_overwrite_each_other(open_store: Open, put: 
     store = open_store()
     for _ in range(5):
         put(store)
-    before = store.queues.erased_of("t", 0)
+    before = store.queues.records.erased_of("t", 0)
     assert store.queue_changes.set_erased("t", 0, before, ((1, 1),))
     assert not store.queue_changes.set_erased("t", 0, before, ((2, 2),))
-    assert store.queues.erased_of("t", 0) == ((1, 1),)
-    assert not store.queue_changes.set_erased("t", 0, store.queues.erased_of("t", 0), ((1, 5),)), (
+    assert store.queues.records.erased_of("t", 0) == ((1, 1),)
+    assert not store.queue_changes.set_erased("t", 0, store.queues.records.erased_of("t", 0), ((1, 5),)), (
         "above the queue's end is nothing yet"
     )
     raced: list[int] = []
@@ -322,13 +322,12 @@ def test_concurrent_erasures_do_not_overwrite_each_other(open_store: Open, put: 
         found = work()
         if len(raced) < 2:  # a concurrent change after the read of the queue
             raced.append(1)
-            store.queue_changes.set_erased(
-                "t", 0, store.queues.erased_of("t", 0), erased.united(store.queues.erased_of("t", 0), [(4, 4)])
-            )
+            spans = store.queues.records.erased_of("t", 0)
+            store.queue_changes.set_erased("t", 0, spans, erased.united(spans, [(4, 4)]))
         return found
 
     hide(store, [("t", 0, 3, 3)], call)
-    assert store.queues.erased_of("t", 0) == ((1, 1), (3, 4))
+    assert store.queues.records.erased_of("t", 0) == ((1, 1), (3, 4))
 
 
 # -- the file
@@ -344,7 +343,7 @@ def test_queue_state_golden_bytes(open_store: Open, put: Put, disk: SimDisk) -> 
     )
     assert disk.read(Path("/store/queue_state")) == golden
     store.shutdown()
-    assert open_store().queues.erased_of("t", 0) == ((1, 2), (7, 7))
+    assert open_store().queues.records.erased_of("t", 0) == ((1, 2), (7, 7))
 
 
 def test_queue_state_of_a_newer_version_is_refused(open_store: Open, disk: SimDisk) -> None:

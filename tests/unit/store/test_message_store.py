@@ -358,7 +358,7 @@ def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
         put(store, "other")
     store.shutdown()
     again = open_store()
-    assert (bodies(again), again.queues.ended()) == ([b"1", b"2", b"3", b"4"], {})
+    assert (bodies(again), again.queues.records.ended()) == ([b"1", b"2", b"3", b"4"], {})
     again.queue_changes.delete_topic("t", begin_again=begin_again)
     assert put(again).queue_offset == (0 if begin_again else 5)
 
@@ -398,20 +398,20 @@ def test_deleted_topic_is_forgotten_once_its_records_are_evicted(
     assert image is not None
     room, disk.capacity = disk.capacity, 0
     with pytest.raises(DiskFull):
-        store.queues.write(image)
+        store.queues.records.write(image)
     disk.capacity = room
-    assert store.queues.deleted() == ["t", "u"]
+    assert store.queues.records.deleted() == ["t", "u"]
     image = store.queue_changes.image_without(["t", "u", "other", "none"])
     assert image is not None
-    store.queues.write(image)
-    assert (store.queue_changes.forget_deleted(image), store.queues.deleted()) == (1, ["u"])
+    store.queues.records.write(image)
+    assert (store.queue_changes.forget_deleted(image), store.queues.records.deleted()) == (1, ["u"])
     store.after_flush(store.visibility.flush())
     if kill:
         disk.kill()
     else:
         store.shutdown()
     again = open_store()
-    assert (again.queues.deleted(), again.queues.gone_below("t")) == (["u"], 0)
+    assert (again.queues.records.deleted(), again.queues.gone_below("t")) == (["u"], 0)
     assert (again.queues.next_offset("t", 0), again.queues.next_offset("u", 0)) == (0, 6)
     assert put(again, body=b"new").queue_offset == 0
     assert (bodies(again), by_key(again, "t", "k", 10, 0, 1 << 60)) == ([b"new"], [])
@@ -439,15 +439,15 @@ def test_topic_recreated_while_being_forgotten_keeps_its_offsets(
     image = store.queue_changes.image_without(["t"])
     assert image is not None
     if is_written:
-        store.queues.write(image)
+        store.queues.records.write(image)
     assert put(store, "t").queue_offset == 5
     state = json.loads(disk.read(store.config.root / "queue_state"))
     assert state["ended"] == {"t": {"0": 5}}, "before its first record can be in the log"
-    store.queues.write(image)
-    assert (store.queue_changes.forget_deleted(image), store.queues.deleted()) == (0, ["t"])
+    store.queues.records.write(image)
+    assert (store.queue_changes.forget_deleted(image), store.queues.records.deleted()) == (0, ["t"])
     store.after_flush(store.visibility.flush())
     again = open_store(disk.power_cut())
-    assert (again.queues.deleted(), again.queues.next_offset("t", 0)) == (["t"], 6)
+    assert (again.queues.records.deleted(), again.queues.next_offset("t", 0)) == (["t"], 6)
 
 
 def test_unwritten_image_forgets_no_topic(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -458,10 +458,10 @@ def test_unwritten_image_forgets_no_topic(open_store: Open, put: Put, disk: SimD
     assert store.queue_changes.image_without(["t"]) is not None  # not written
     image = store.queue_changes.image_without(["u"])
     assert image is not None
-    store.queues.write(image)
-    assert (store.queue_changes.forget_deleted(image), store.queues.deleted()) == (1, ["t"])
+    store.queues.records.write(image)
+    assert (store.queue_changes.forget_deleted(image), store.queues.records.deleted()) == (1, ["t"])
     store.shutdown()
-    assert open_store().queues.deleted() == ["t"]
+    assert open_store().queues.records.deleted() == ["t"]
 
 
 def test_prepared_files_are_used(open_store: Open, put: Put, disk: SimDisk) -> None:

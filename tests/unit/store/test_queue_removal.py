@@ -84,7 +84,7 @@ def test_topic_created_again_before_the_removal_keeps_its_messages() -> None:
     fill(store)
     store.queue_changes.delete_topic("t", begin_again=True)
     assert put_one(store, "t", 7, b"new").queue_offset == 0
-    assert not store.queues.has_unsaved_deletions, "a new queue of the topic needs the deletion on the disk"
+    assert not store.queues.records.has_unsaved_deletions, "a new queue of the topic needs the deletion on the disk"
     remove_all(store)
     assert disk.list_dir(ROOT / "t") == ["7"]
     for again in (opened(disk.copy()), opened(disk.power_cut())):
@@ -181,7 +181,7 @@ def test_deletion_without_descriptors_is_saved_later(monkeypatch: pytest.MonkeyP
         patch.setattr(disk, "write_atomic", none_left)
         store.upkeep()
     assert store.end.failure is None
-    assert store.queues.has_unsaved_deletions
+    assert store.queues.records.has_unsaved_deletions
     assert disk.exists(ROOT / "t")
     remove_all(store)
     assert not disk.exists(ROOT / "t")

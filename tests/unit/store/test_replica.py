@@ -282,7 +282,7 @@ def test_late_topic_deletion_keeps_later_messages_on_a_slave(disk: SimDisk, cloc
         assert slave.queues.names() == {"orders": [0]}
         assert (slave.queues.min_offset("orders", 0), slave.queues.max_offset("orders", 0)) == (5, 8)
         assert slave.queues.next_offset("orders", 1) == 5
-        assert slave.queues.ended() == {"orders": {0: 5, 1: 5}}, "an archive has to hide it of either"
+        assert slave.queues.records.ended() == {"orders": {0: 5, 1: 5}}, "an archive has to hide it of either"
         assert_same(slave, master.store)
         disk.kill()
         slave = open_store(disk, clock, following=True)
@@ -353,7 +353,7 @@ def test_ends_of_deleted_queues_are_saved_only_if_they_are_new(
         slave.queue_changes.remember_ended({"orders": ends} if ends else {})
     assert writes == ["queue_state"] * 2
     again = open_store(disk.power_cut(), clock, following=True)
-    assert again.queues.ended() == {"orders": {0: 7, 1: 3}}
+    assert again.queues.records.ended() == {"orders": {0: 7, 1: 3}}
 
 
 def test_topic_deleted_after_its_ends_were_sent_is_not_restored(disk: SimDisk, clock: ManualClock) -> None:

@@ -151,7 +151,7 @@ def test_raised_queues_of_a_deleted_topic_continue_where_they_ended() -> None:
     store.queue_changes.raise_queues({"t": {0: 9}}, said_at=store.max_physical_offset)
     assert b'"raised":{"t":{"0":[[9,' in image(store)
     store.queue_changes.delete_topic("t")
-    assert store.queues.ended() == {"t": {0: 9}}
+    assert store.queues.records.ended() == {"t": {0: 9}}
     assert b'"raised":{}' in image(store)
 
 

@@ -101,7 +101,7 @@ def test_queue_is_synced_after_an_eviction_of_its_old_file(open_store: Open, put
     store.take_out(0)()
     assert store.queues.min_offset("t", 0) == 7, "the first queue file goes"
     put(store, body=b"x" * 2000)
-    assert store.queues.dirty_topics() == {"t"}
+    assert {queue.topic for queue in store.queues._dirty} == {"t"}
 
 
 def test_store_time_of_a_hidden_message_is_returned(open_store: Open, put: Put, clock: ManualClock) -> None:

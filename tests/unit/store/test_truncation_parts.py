@@ -223,7 +223,7 @@ def test_store_refuses_every_change_while_its_files_are_recovered() -> None:
     slave.checkpoint()
     changes: list[Callable[[], object]] = [
         lambda: slave.queue_changes.hide_below("orders", {0: 1}),
-        lambda: slave.queue_changes.set_erased("orders", 0, slave.queues.erased_of("orders", 0), ()),
+        lambda: slave.queue_changes.set_erased("orders", 0, slave.queues.records.erased_of("orders", 0), ()),
         lambda: slave.queue_changes.delete_topic("orders"),
         lambda: slave.queue_changes.raise_queues({"orders": {0: 100}}),
         lambda: slave.queue_changes.begin_queues({"orders": {9: 100}}, shared),

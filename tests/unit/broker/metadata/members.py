@@ -247,6 +247,6 @@ class TablesMember:
             "users": users.users,
             "policies": users.policies,
             "delays": self.schedule.positions(),
-            "ended": self.store.queues.ended(),
+            "ended": self.store.queues.records.ended(),
             "queues": {topic: self.store.queues.following_of(topic) for topic in self.topics.topics},
         }

@@ -164,7 +164,7 @@ def alike(member: TablesMember) -> dict[str, object]:
     tables = {name: part for name, part in member.tables().items() if name != "resets"}
     ended = {
         topic: {queue: end for queue, end in queues.items() if end}
-        for topic, queues in member.store.queues.ended().items()
+        for topic, queues in member.store.queues.records.ended().items()
     }
     return tables | {"ended": {topic: queues for topic, queues in ended.items() if queues}}
 
@@ -314,6 +314,6 @@ def test_follower_hides_erased_rows_of_an_internal_topic(tmp_path: Path, killed:
     slave.metadata.catch_up()
     if killed:
         slave.kill()
-    assert slave.store.queues.erased_of(SCHEDULE_TOPIC, 0) == ((0, 1),)
+    assert slave.store.queues.records.erased_of(SCHEDULE_TOPIC, 0) == ((0, 1),)
     assert slave.store.reader.entry(SCHEDULE_TOPIC, 0, 1) is None
     assert slave.store.reader.entry(SCHEDULE_TOPIC, 0, 2) is not None

@@ -200,7 +200,9 @@ def test_deletion_that_cannot_drop_its_queues_fails_the_store(
     for _ in range(2):
         member.kill()
         assert (member.topics.select("t"), member.store.queues.names_of("t")) == (None, [])
-        assert member.store.queues.ended() == {"t": {0: 5}}, "where the archive hides it, should it have any of it"
+        assert member.store.queues.records.ended() == {"t": {0: 5}}, (
+            "where the archive hides it, should it have any of it"
+        )
     member.topics.create_plain("t", 1)
     assert member.put("t", b"new") == 5
     member.kill()
@@ -679,7 +681,7 @@ def test_topic_deleted_before_its_raise_is_logged_ends_as_high_on_a_slave(member
         slave.hear(record, follows=False)
     slave.metadata.catch_up()
     assert slave.store.queues.names_of("t") == []
-    assert slave.store.queues.ended() == {"t": ends} == {"t": {0: 12, 1: 3}}
+    assert slave.store.queues.records.ended() == {"t": ends} == {"t": {0: 12, 1: 3}}
 
 
 def test_slave_reads_that_its_master_settled_behind_the_masters_raises(member: TablesMember, tmp_path: Path) -> None:
