@@ -38,7 +38,7 @@ APACHE = {**SETTINGS, "transactionOpBatchInterval": "100"}
 
 
 @dataclass(frozen=True, slots=True)
-class TestedCluster:
+class ClusterUnderTest:
     """A running cluster of one broker. `kind` is "neve" or "apache", for the few promises in which the two differ."""
 
     kind: str
@@ -49,18 +49,18 @@ class TestedCluster:
 
 
 @pytest.fixture(scope="package", params=["neve", pytest.param("apache", marks=pytest.mark.servers)])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestedCluster]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterUnderTest]:
     kind: str = request.param
     directory = tmp_path_factory.mktemp(kind)
     if kind == "neve":
         settings = {**SETTINGS, "archiveWorkerPriority": "normal", "metricsPromExporterPort": 0}
         with NeveServer(directory, settings=settings) as neve:
-            yield TestedCluster(kind, neve.namesrv, neve.broker, neve.ready["metrics"], neve.admin)
+            yield ClusterUnderTest(kind, neve.namesrv, neve.broker, neve.ready["metrics"], neve.admin)
         return
     (port,) = free_ports(1)
     apaches = {**APACHE, "metricsPromExporterPort": str(port)}
     with ApacheServer(directory, heap="512m", settings=apaches, quick=True) as apache:
-        yield TestedCluster(kind, apache.namesrv, apache.broker, f"127.0.0.1:{port}")
+        yield ClusterUnderTest(kind, apache.namesrv, apache.broker, f"127.0.0.1:{port}")
         apache.kill()  # Its data is not read again, and an orderly stop takes seconds.
 
 
@@ -74,7 +74,7 @@ Work = Callable[[AsyncClient, str], Awaitable[None]]
 
 
 @pytest.fixture
-def run(server: TestedCluster) -> Callable[..., None]:
+def run(server: ClusterUnderTest) -> Callable[..., None]:
     """Return `run(work, queues=4)`, which calls `work(client, topic)` with a new topic and a deadline."""
 
     async def inside(work: Work, queues: int, options: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def run(server: TestedCluster) -> Callable[..., None]:
 
 
 @pytest.fixture
-def topic(server: TestedCluster) -> str:
+def topic(server: ClusterUnderTest) -> str:
     """Return the name of a new topic of four queues, for tests of the synchronous client and the command line."""
     name = f"t{uuid.uuid4().hex[:10]}"
 

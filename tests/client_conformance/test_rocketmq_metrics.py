@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from neve.client import AsyncClient, Message
-from tests.client_conformance.conftest import TestedCluster
+from tests.client_conformance.conftest import ClusterUnderTest
 from tests.kit.clock.waiting import until
 
 Series = dict[str, list[tuple[dict[str, str], float]]]
@@ -24,7 +24,7 @@ _CLIENT = {"language": "python", "version": "v5_3_3", "protocol_type": "remoting
 _RPC = {"protocol_type": "remoting", "response_code": "success", "result": "success", "is_long_polling": "false"}
 
 
-async def scraped(server: TestedCluster) -> Series:
+async def scraped(server: ClusterUnderTest) -> Series:
     """Return the series by name, without the labels of the broker and of the metrics library."""
     with await asyncio.to_thread(urllib.request.urlopen, f"http://{server.metrics}/metrics", timeout=_S) as answer:
         text = str(answer.read(), "utf-8")
@@ -50,7 +50,7 @@ def never(message: Message) -> Any:
     raise AssertionError(f"{message.msg_id} was asked about")
 
 
-def test_equal_traffic_has_equal_metrics(run: Callable[..., None], unique: str, server: TestedCluster) -> None:
+def test_equal_traffic_has_equal_metrics(run: Callable[..., None], unique: str, server: ClusterUnderTest) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(10):
             await client.send(topic, b"x" * (10 if number < 5 else 2000))
@@ -128,7 +128,7 @@ def test_equal_traffic_has_equal_metrics(run: Callable[..., None], unique: str, 
     ],
 )
 def test_broker_metrics_have_the_same_labels(
-    run: Callable[..., None], server: TestedCluster, name: str, labels: dict[str, str]
+    run: Callable[..., None], server: ClusterUnderTest, name: str, labels: dict[str, str]
 ) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"one")
@@ -138,7 +138,7 @@ def test_broker_metrics_have_the_same_labels(
     run(work, queues=1)
 
 
-def test_latency_buckets_and_processor_names_are_equal(run: Callable[..., None], server: TestedCluster) -> None:
+def test_latency_buckets_and_processor_names_are_equal(run: Callable[..., None], server: ClusterUnderTest) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"one")
         series = await scraped(server)
