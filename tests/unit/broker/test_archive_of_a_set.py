@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -334,6 +334,16 @@ def test_open_intent_without_a_surviving_copy_is_recorded_as_a_gap(until: str) -
     assert both.catalog.rounds.open_intents() == {}
 
 
+def replace_waits(monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], Awaitable[None]]) -> None:
+    """Call `wait` in place of each wait of some length; turns of the loop between two steps stay."""
+    sleep = asyncio.sleep
+
+    async def waited(seconds: float) -> None:
+        await (wait(seconds) if seconds else sleep(0))
+
+    monkeypatch.setattr(asyncio, "sleep", waited)
+
+
 def test_nothing_is_appended_before_the_end_of_the_journal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     both = lacking()
     waits: list[float] = []
@@ -344,7 +354,7 @@ def test_nothing_is_appended_before_the_end_of_the_journal_is_read(monkeypatch: 
         if len(waits) == 3:
             both.bucket.heal()
 
-    monkeypatch.setattr(asyncio, "sleep", wait)
+    replace_waits(monkeypatch, wait)
     both.bucket.down = True
     both.elect(both.b, in_sync=False)
     assert len(waits) == 3
@@ -369,7 +379,7 @@ def test_elected_master_retries_any_failure_until_it_leads(
         waits.append(seconds)
         assert both.b.archive.unsettled == (str(fault) or repr(fault))
 
-    monkeypatch.setattr(asyncio, "sleep", wait)
+    replace_waits(monkeypatch, wait)
     monkeypatch.setattr(both.b.archive.lifecycle, "is_settled", is_settled)
     both.elect(both.b, in_sync=False)
     assert both.b.archive.unsettled == ""
@@ -394,7 +404,7 @@ def test_unfinished_object_is_reported_once_and_retried_with_backoff(
         waits.append(seconds)
         assert "its bytes are damaged" in both.b.archive.unsettled
 
-    monkeypatch.setattr(asyncio, "sleep", wait)
+    replace_waits(monkeypatch, wait)
     monkeypatch.setattr(both.b.archive.lifecycle.salvage, "run", run)
     both.elect(both.b, in_sync=False)
     assert both.b.archive.unsettled == ""
@@ -414,14 +424,14 @@ def test_attempt_for_an_ended_term_does_not_complete_in_the_next(monkeypatch: py
         both.master_epoch += 1
         both.b.archive.lead(both.master_epoch)
 
-    monkeypatch.setattr(asyncio, "sleep", wait)
+    replace_waits(monkeypatch, wait)
     assert not drive(both.b.archive.settle())
 
 
 def test_member_stopped_before_it_archived_its_tail_does_not_resume_above(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its unarchived messages would be hidden, and the next start would not know of them."""
     both = lacking(until="offload.after_intent")
-    monkeypatch.setattr(asyncio, "sleep", stop_here)
+    replace_waits(monkeypatch, stop_here)
     both.master_epoch += 1
     both.in_sync = [both.b]
     both.b.archive.lead(both.master_epoch)
@@ -467,7 +477,7 @@ def test_round_waits_until_the_set_has_the_masters_log_of_its_promotion(
         assert not any(isinstance(entry, Gap) for entry in both.entries())
         both.in_sync = [both.b]
 
-    monkeypatch.setattr(asyncio, "sleep", wait)
+    replace_waits(monkeypatch, wait)
     both.master_epoch += 1
     both.b.archive.lead(both.master_epoch)
     both.in_sync = [both.b, Elsewhere(0)]  # type: ignore[list-item]
