@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -49,6 +50,11 @@ async def name_server(root: Path, port: int = 0) -> AsyncIterator[tuple[str, Con
         await controller.shutdown()
 
 
+def replace_handler(patch: pytest.MonkeyPatch, name: str, handler: Callable[..., object]) -> None:
+    """Replace a handler of name servers that start afterwards; the row of its request code stays."""
+    patch.setattr(RequestProcessor, name, functools.wraps(getattr(RequestProcessor, name))(handler))
+
+
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the registration requests to a name server."""
@@ -63,8 +69,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["single"] += 1
         return single(self, connection, request)
 
-    monkeypatch.setattr(RequestProcessor, "register_broker", register_broker)
-    monkeypatch.setattr(RequestProcessor, "register_topic", register_topic)
+    replace_handler(monkeypatch, "register_broker", register_broker)
+    replace_handler(monkeypatch, "register_topic", register_topic)
     return counts
 
 
@@ -136,7 +142,7 @@ async def test_name_server_without_single_registrations_gets_all_topics(
         refused.append(request.ext["topic"])
         return RemotingCommand.response(request, code, "not so")
 
-    monkeypatch.setattr(RequestProcessor, "register_topic", refuse)
+    replace_handler(monkeypatch, "register_topic", refuse)
 
     async with (
         name_server(tmp_path / "n") as (address, asker),
@@ -164,7 +170,7 @@ async def test_name_server_that_refused_one_topic_gets_the_next_one_alone(
         refused.append(request.ext["topic"])
         return RemotingCommand.response(request, ResponseCode.SYSTEM_BUSY, "too much at once")
 
-    monkeypatch.setattr(RequestProcessor, "register_topic", refuse)
+    replace_handler(monkeypatch, "register_topic", refuse)
 
     async with (
         name_server(tmp_path / "n") as (address, asker),
@@ -185,7 +191,7 @@ async def test_name_server_upgraded_by_a_restart_gets_single_registrations(
     root = tmp_path / "n"
     async with AsyncExitStack() as whole_life, AsyncExitStack() as first_life:
         with monkeypatch.context() as older:
-            older.setattr(RequestProcessor, "register_topic", refuse)
+            replace_handler(older, "register_topic", refuse)
             address, _ = await first_life.enter_async_context(name_server(root))
         _, connection = await whole_life.enter_async_context(running(tmp_path / "b", f"namesrvAddr={address}"))
         await make(connection, "a")
@@ -210,7 +216,7 @@ async def test_topic_deleted_during_a_registration_is_not_registered_afterwards(
         await may_answer.wait()
         return take(self, connection, request)
 
-    monkeypatch.setattr(RequestProcessor, "register_topic", wait_with_the_first)
+    replace_handler(monkeypatch, "register_topic", wait_with_the_first)
 
     async with (
         name_server(tmp_path / "n") as (address, asker),
