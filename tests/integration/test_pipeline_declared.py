@@ -128,7 +128,7 @@ def pipeline(verb: str, home: Path) -> list[str]:
 
 def run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr[-4000:]}"
+    assert done.returncode == 0, f"{command}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout
 
 
