@@ -11,7 +11,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-unit test-own coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,14 +45,14 @@ demo-ha: setup ## a broker set of three loses its master under load: the timelin
 servers: setup ## find, build or fetch the servers that tests start: S3, etcd, Prometheus
 	$(BIN)/python -m tests.kit.server.go_build
 
-# Those with Apache's servers and the unit tests wait for the most part, Spark's JVMs are busy: all side by side. Those on a cluster
+# Those with Apache's servers wait for the most part, Spark's JVMs are busy by themselves: three side by side. Those on a cluster
 # need a JVM of their own: a context is a process's for good, and so is what its file systems know of an S3.
 SPARK_CLUSTER := tests/integration/test_spark_cluster.py
 SPARK_TESTS = $(filter-out $(SPARK_CLUSTER),$(wildcard tests/integration/test_spark*.py tests/crash/test_stream*.py tests/integration/test_pipeline*.py))
 
 test: ## every test, with the servers that they need
-	$(MAKE) --no-print-directory -k -j4 LATER=--later test-interop test-spark test-unit test-own
-	$(BIN)/python -m tests.suite --again interop spark spark-cluster unit own
+	$(MAKE) --no-print-directory -k -j3 LATER=--later test-interop test-spark test-own
+	$(BIN)/python -m tests.suite --again interop spark spark-cluster own
 
 test-interop: servers ## of them, those with Apache's clients and servers
 	$(BIN)/python -m tests.suite $(LATER) interop --durations=15 tests/interop
@@ -61,11 +61,8 @@ test-spark: servers ## of them, those of Spark
 	$(BIN)/python -m tests.suite $(LATER) spark --durations=15 $(SPARK_TESTS)
 	$(BIN)/python -m tests.suite $(LATER) spark-cluster --durations=15 $(SPARK_CLUSTER)
 
-test-unit: servers ## of them, those without a server process
-	$(BIN)/python -m tests.suite $(LATER) unit --durations=15 tests/unit
-
 test-own: servers ## of them, all others
-	$(BIN)/python -m tests.suite $(LATER) own --durations=15 --ignore=tests/interop --ignore=tests/unit $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
+	$(BIN)/python -m tests.suite $(LATER) own --durations=15 --ignore=tests/interop $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
 
 PACKAGES := neve pyspark_neve infra access controller namesrv tiered lifecycle broker
 
