@@ -49,7 +49,8 @@ class ArchivingByClock:
             checkpoint_entries=_CHECKPOINT_ENTRIES,
         )  # fmt: skip
         self.journal.ownership.attach(self._hot.max_physical_offset)
-        policy = Policy(ttl_hours=ttl_hours.get, grace_ms=GRACE_HOURS * HOUR_MS)
+        grace_ms = GRACE_HOURS * HOUR_MS
+        policy = Policy(ttl_hours=ttl_hours.get, grace_ms=grace_ms, replaced_grace_ms=grace_ms)
         self.jobs = ArchiveLifecycle(
             StoreAdapter(self._hot), self.journal, worker, lambda: policy, clock, SafeClock(clock)
         )
