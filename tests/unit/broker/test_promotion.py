@@ -34,9 +34,10 @@ from tests.unit.broker.metadata.members import TablesMember
 
 REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
 COMMIT = 8
-NOW_MS = time.time_ns() // 1_000_000
+NOW_MS = time.time_ns() // 1_000_000  # Of the import: a test may run more than an hour later.
 READ_MS = NOW_MS - NOW_MS % 1000
-LATER_MS = READ_MS + 3_600_000
+DAY_MS = 24 * 3_600_000
+LATER_MS = READ_MS + DAY_MS
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -466,7 +467,7 @@ def test_late_commit_does_not_end_a_half_message_at_the_logs_begin(tmp_path: Pat
     assert delivered.ended_ids == {("t", "another"), ("t", "delayed")}
 
 
-def check_point(start: int, pop_time: int, count: int, *, invisible: int = 3_600_000, topic: str = "t") -> bytes:
+def check_point(start: int, pop_time: int, count: int, *, invisible: int = DAY_MS, topic: str = "t") -> bytes:
     differences = list(range(count))
     return json.dumps({
         "bm": 0, "bn": "broker-a", "c": "g", "d": differences, "it": invisible, "n": count, "pt": pop_time, "q": 0,
