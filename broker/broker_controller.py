@@ -202,7 +202,9 @@ class BrokerController:
                 register_export(self.parts, ports)
                 self.metrics_address = await ports.exporter.start()
             elif config.metrics_exporter_type != "DISABLE":
-                log.warning("metricsExporterType=%s: nothing is pushed here, PROM is", config.metrics_exporter_type)
+                log.warning(
+                    "metricsExporterType=%s: metrics are not pushed, PROM exposes", config.metrics_exporter_type
+                )
         except BaseException as error:
             await ports.close()
             if isinstance(error, OSError):
@@ -257,7 +259,7 @@ class BrokerController:
         try:
             await self.replicas.switch_over()
         except SwitchoverRefused as error:
-            log.info("the set elects another master when this one is gone: %s", error)
+            log.info("no switchover, the set elects a master after this one has stopped: %s", error)
 
     async def _close_reads(self) -> None:
         self.service.tiered.close()

@@ -18,16 +18,18 @@ from infra.process.server_command import announce, catch_signals, leave, run_and
 RestoreFrom = click.option(
     "--restore-from",
     metavar="URL",
-    help="Fill an empty data directory from this broker's archive: topics, groups, offsets; then go on in it.",
+    help="Fill an empty data directory from this broker's archive (topics, groups, offsets), then serve.",
 )
 ImportFrom = click.option(
     "--import-from",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Fill an empty data directory from that of an Apache RocketMQ broker that is stopped, and take its place.",
+    help="Fill an empty data directory from that of a stopped Apache RocketMQ broker, then replace it.",
 )
 DryRun = click.option(
-    "--dry-run", is_flag=True, help="With --restore-from or --import-from: say what would come, and what is lost."
+    "--dry-run",
+    is_flag=True,
+    help="With --restore-from or --import-from: print the result and the losses, and change nothing.",
 )
 
 
@@ -48,7 +50,7 @@ def broker(
 
     def start() -> Awaitable[int]:
         if restore_from is not None:
-            raise ConfigError("--import-from goes without --restore-from")
+            raise ConfigError("--import-from and --restore-from exclude each other")
         loaded = read(BrokerConfig, path, settings)
         return _dry_import(loaded, source) if dry_run else _import_and_run(loaded, source)
 
@@ -65,7 +67,7 @@ def broker(
 @click.option("--replicas", type=click.IntRange(1, 7), default=1, show_default=True,
               help="Members of a broker set, each a process, on PORT, PORT + 10, PORT + 20, ...")  # fmt: skip
 @click.option("--controller-port", type=click.IntRange(0, 65535), default=9878, show_default=True,
-              help="With --replicas: who elects the master; 0 takes any.")  # fmt: skip
+              help="With --replicas: port of the controller; 0 takes any.")  # fmt: skip
 @settings_option
 @RestoreFrom
 @DryRun
@@ -92,7 +94,7 @@ def up(  # noqa: PLR0917 - the command line's own
     def start() -> Awaitable[int]:
         if replicas > 1:
             if restore_from is not None:
-                raise ConfigError("--restore-from goes without --replicas")
+                raise ConfigError("--restore-from and --replicas exclude each other")
             from broker import set_on_one_machine as one_machine
 
             places = one_machine.Places(data.absolute(), namesrv_port, controller_port, port)
@@ -118,7 +120,7 @@ def _begin(
 ) -> Awaitable[int]:
     if restore_from is None:
         if dry_run:
-            raise ConfigError("--dry-run goes with --restore-from")
+            raise ConfigError("--dry-run needs --restore-from")
         return _run(loaded, embedded, restoring=False)
     from broker.archiving import restore
 
@@ -162,9 +164,9 @@ async def _import_and_run(loaded: LoadedConfig[BrokerConfig], source: Path) -> i
     config, disk = loaded.config, RealDisk()
     logs.configure(config.log_level, loaded.warnings)
     if config.replication != "none" or config.broker_role != "ASYNC_MASTER":
-        raise ConfigError("--import-from makes a master that stands alone: brokerRole=ASYNC_MASTER, replication=none")
+        raise ConfigError("--import-from makes a single master: set brokerRole=ASYNC_MASTER and replication=none")
     if not config.name_servers:
-        raise ConfigError("--import-from without namesrvAddr: the name servers say that the broker is gone")
+        raise ConfigError("--import-from needs namesrvAddr: name servers confirm that the old broker is gone")
     follower = dataclasses.replace(config, broker_role="SLAVE", broker_id=1)
     importer = BrokerController(follower, Machine(clock=SystemClock(), disk=disk))
     report = await importer.take_in(StoreImport(follower, disk, source), MasterApi(follower))

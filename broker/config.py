@@ -177,7 +177,9 @@ class BrokerConfig(SecurityConfig):
         """Return the hours of the day in `deleteWhen`: `04`, or several with `;`. Raise ConfigError."""
         hours = [part.strip() for part in self.delete_when.split(";") if part.strip()]
         if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
-            raise ConfigError(f"deleteWhen: {self.delete_when!r} is no hour of the day (00 to 23; several with ;)")
+            raise ConfigError(
+                f"deleteWhen: {self.delete_when!r} is not an hour of the day (00 to 23; separate several with ;)"
+            )
         return frozenset(map(int, hours))
 
     @property
@@ -210,7 +212,7 @@ class BrokerConfig(SecurityConfig):
         for part in filter(None, (part.strip() for part in self.metrics_label.split(","))):
             name, _, value = (word.strip() for word in part.partition(":"))
             if not re.fullmatch(r"[a-zA-Z_]\w*", name, re.ASCII) or not value or ":" in value:
-                raise ConfigError(f"metricsLabel: {part!r} is no NAME:VALUE")
+                raise ConfigError(f"metricsLabel: {part!r} is not NAME:VALUE")
             if name in _OWN_LABELS:
                 raise ConfigError(f"metricsLabel: {name} is a label of the metrics themselves")
             found[name] = value

@@ -61,7 +61,7 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
 def _check_pairs(config: BrokerConfig) -> Iterator[Check]:
     """Check combinations of values that are valid alone."""
     if config.disk_max_used_space_ratio >= config.disk_space_warning_level_ratio:
-        text = "diskMaxUsedSpaceRatio is not below diskSpaceWarningLevelRatio: writes are refused before room is made"
+        text = "diskMaxUsedSpaceRatio is not below diskSpaceWarningLevelRatio: writes stop before segments are evicted"
         yield Check("disk thresholds", WARN, text)
     if config.listen_port and config.admin_port in (config.listen_port, config.listen_port - _VIP_OFFSET):
         yield Check(
@@ -89,7 +89,7 @@ def _check_room(config: BrokerConfig) -> Iterator[Check]:
     free, used = room.available, room.used_ratio
     early, refuse = config.disk_max_used_space_ratio, config.disk_space_warning_level_ratio
     state = FAIL if used > refuse / 100 else WARN if used > early / 100 else OK
-    marks = f"segments leave early from {early} % on, writes are refused from {refuse} % on"
+    marks = f"segments are evicted early from {early} % on, writes are refused from {refuse} % on"
     text = f"{used:.1%} of {existing} used, {free / 2**30:.1f} GiB free; {marks}"
     yield Check("disk", state, text)
     needed = _LOG_FILES * config.mapped_file_size_commit_log
@@ -130,7 +130,9 @@ def _check_name_servers(config: BrokerConfig) -> Iterator[Check]:
 def _check_archive(config: BrokerConfig) -> Iterator[Check]:
     url = config.store_url
     if not url:
-        text = f"storeUrl is empty: what is older than {config.file_reserved_time} hours (fileReservedTime) is deleted"
+        text = (
+            f"storeUrl is empty: messages older than {config.file_reserved_time} hours (fileReservedTime) are deleted"
+        )
         yield Check("store", WARN, text)
         return
     try:

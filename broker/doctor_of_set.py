@@ -66,10 +66,14 @@ class _Look:
                 answering += 1
                 found.append(Check("controller", OK, address))
         if not answering and len(addresses) > 1:
-            found.append(Check("controller", FAIL, "none answers: nobody is elected"))
+            found.append(Check("controller", FAIL, "none answers: no master is elected"))
         if len(addresses) == 1:
             found.append(
-                Check("controllers", WARN, "one alone: while it is away nobody is elected, nobody joins or leaves")
+                Check(
+                    "controllers",
+                    WARN,
+                    "only one: while it is away, no master is elected and no member joins or leaves",
+                )
             )
         return found
 
@@ -95,7 +99,7 @@ class _Look:
         elif living < least:
             yield Check("broker set", FAIL, f"{text}, {least} are needed: nothing is acknowledged")
         elif living == least > 1:
-            yield Check("broker set", WARN, f"{text}, as many as are needed: no other one may die")
+            yield Check("broker set", WARN, f"{text}, as many as are needed: no other member may fail")
         else:
             yield Check("broker set", OK, f"{text}; {state.master} is master")
 
@@ -106,7 +110,7 @@ class _Look:
             addresses.add(f"{config.broker_ip1}:{config.listen_port}")
         hosts = {address.rpartition(":")[0] for address in addresses}
         if len(hosts) == 1 and len(addresses) > 1:
-            yield Check("machines", WARN, f"all members are on {min(hosts)}: they die together")
+            yield Check("machines", WARN, f"all members are on {min(hosts)}: they fail together")
 
     async def _members(self, sets: BrokerSets, state: SetState) -> list[Check]:
         found = list[Check]()

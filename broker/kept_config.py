@@ -55,9 +55,9 @@ class KeptConfig:
                 update_live(config, {key: value})
             except ConfigError as error:
                 # a key of another version: kept until that version runs again
-                log.warning("%s: has no effect here, and stays: %s", path, error)
+                log.warning("%s: kept without effect: %s", path, error)
             else:
-                log.info("%s=%s, as it was set while the broker ran, instead of %s", key, value, self._text(key))
+                log.info("%s=%s, as set on the running broker, overrides %s", key, value, self._text(key))
 
     def instead_of(self) -> dict[str, str]:
         """Return the persistent keys in effect, with the values that they override."""

@@ -76,8 +76,8 @@ def refuse_members(config: BrokerConfig, disk: Disk) -> None:
     path = MemberFile(disk, config.root)
     if path.is_there:
         raise StartupError(
-            f"{config.root} is of a member of a broker set, and replication=none: its set may go on without it, and "
-            f"both would give the same offsets. To leave the set for good, take {path.directory} away",
+            f"{config.root} belongs to a member of a broker set, and replication=none: its set may go on without it, "
+            f"and both would assign the same offsets. To leave the set for good, take {path.directory} away",
             EXIT_CONFIG,
         )
 

@@ -41,4 +41,4 @@ def refusal(disk: Disk, root: Path) -> str | None:
     """Return an error text for such a directory; None: it is not one."""
     if not is_one(disk, root):
         return None
-    return f"{root} is a store of Apache RocketMQ's (its checkpoint says so), which neve can't open: {WHAT_TO_DO}"
+    return f"{root} is a store of Apache RocketMQ's (it has RocketMQ's checkpoint), which neve can't open: {WHAT_TO_DO}"

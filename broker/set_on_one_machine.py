@@ -228,10 +228,10 @@ class _Member:
         while True:
             assert self._process is not None
             status = await self._process.wait()
-            log.warning("member %d ended with %d, and begins again in %.0f s", self.number, status, _AGAIN_S)
+            log.warning("member %d exited with %d, restart in %.0f s", self.number, status, _AGAIN_S)
             await asyncio.sleep(_AGAIN_S)
             await self.start()
-            log.info("member %d is there again, as process %d", self.number, self._process.pid)
+            log.info("member %d restarted, process %d", self.number, self._process.pid)
 
     async def stop(self) -> None:
         """Stop the process cleanly, or kill it after a timeout."""
@@ -243,7 +243,7 @@ class _Member:
             async with asyncio.timeout(_STOP_S):
                 await process.wait()
         except TimeoutError:
-            log.error("member %d does not end: it is killed", self.number)
+            log.error("member %d does not stop: killing it", self.number)
             process.kill()
             await process.wait()
 
@@ -282,6 +282,6 @@ async def _in_sync(config: BrokerConfig, replicas: int, registered: Callable[[],
                 await asyncio.sleep(_POLL_S)
     except (TimeoutError, OSError, NeveError) as error:
         text = "no master is elected" if found is None else f"{len(found.in_sync_replicas)} of {replicas} are in sync"
-        raise StartupError(f"{text} after {_IN_SYNC_S:.0f} s: the members' broker.log says why", EXIT_FAILED) from error
+        raise StartupError(f"{text} after {_IN_SYNC_S:.0f} s: see broker.log of the members", EXIT_FAILED) from error
     finally:
         controller.close()

@@ -171,7 +171,9 @@ class BrokerSets:
                 continue
             self._follow(stored.broker_set, found)
             return found.answer
-        raise BrokerError(ResponseCode.SYSTEM_BUSY, f"broker set {request.name} is changed by others all the time")
+        raise BrokerError(
+            ResponseCode.SYSTEM_BUSY, f"broker set {request.name} is changed by other requests all the time"
+        )
 
     async def _read(self, request: Request) -> tuple[Stored, Heard]:
         """Return the stored value, and the members that the other controllers report as alive."""
@@ -203,7 +205,7 @@ class BrokerSets:
         """Act on a change that is in the register: log, count, notify members and elect a successor."""
         if decision.removed:
             assert stored is not None
-            log.warning("broker set %r is forgotten, with members %s", stored.name, list(stored.ids))
+            log.warning("broker set %r is removed, with members %s", stored.name, list(stored.ids))
             self._liveness.forget(stored.name)
             return
         now = decision.broker_set
@@ -258,10 +260,14 @@ def _say(old: BrokerSet | None, new: BrokerSet) -> None:
                 new.master,
                 new.master_epoch,
                 old.master,
-                "in sync" if trusted else "first" if not old.master_epoch else "it may lack what was acknowledged",
+                "in sync" if trusted else "first" if not old.master_epoch else "it may lack acknowledged messages",
             )
     if new.sync_state_set != old.sync_state_set:
         epoch, members = new.sync_state_set_epoch, list(new.sync_state_set)
         log.info("broker set %r: in sync from epoch %d on: %s", name, epoch, members)
     if set(new.unclean) - set(old.unclean):
-        log.warning("broker set %r: %s came back unclean and may lack what was acknowledged", name, list(new.unclean))
+        log.warning(
+            "broker set %r: %s returned after an unclean stop and may lack acknowledged messages",
+            name,
+            list(new.unclean),
+        )

@@ -54,7 +54,7 @@ class BrokerCalls:
             return _asked(name, member, answer)
         except (OSError, TimeoutError, NeveError, ValueError) as error:
             log.warning(
-                "broker %d of %r at %r does not say where its log ends: %r", member.id, name, member.address, error
+                "broker %d of %r at %r does not report the end of its log: %r", member.id, name, member.address, error
             )
             return Asked(reachable=False)
         finally:
@@ -77,7 +77,11 @@ class BrokerCalls:
             connection.send_oneway(peer.request(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext, body))
         except (OSError, TimeoutError, NeveError) as error:
             log.warning(
-                "broker %d of %r at %r is not told of its role: %r", member.id, broker_set.name, member.address, error
+                "broker %d of %r at %r is not notified of its role: %r",
+                member.id,
+                broker_set.name,
+                member.address,
+                error,
             )
         finally:
             peer.close()

@@ -77,13 +77,15 @@ class ControllerManager:
             clock, self._supervisor, port=config.admin_port, server=self._server, guard=guard, troubles=self.troubles
         )
         gauge, counter, sets = self._pages.metrics.gauge, self._pages.metrics.counter, self.sets
-        text = "broker sets that this controller hears of"
+        text = "broker sets with heartbeats to this controller"
         gauge("controller_sets", text, lambda: len(self._liveness.names()))
-        text = "members of broker sets that live, as far as this controller hears"
+        text = "live members of broker sets, by heartbeats to this controller"
         gauge("controller_members", text, lambda: sum(map(len, map(self._liveness.living, self._liveness.names()))))
-        counter("controller_elections_total", "masters that this controller has made", lambda: sets.elections)
-        counter("controller_changes_total", "changes of the register that it wrote", lambda: sets.changes)
-        counter("controller_members_lost_total", "members that fell silent or hung up", lambda: self._lost)
+        counter("controller_elections_total", "masters elected by this controller", lambda: sets.elections)
+        counter("controller_changes_total", "changes of the register written by this controller", lambda: sets.changes)
+        counter(
+            "controller_members_lost_total", "members that became silent or closed their connection", lambda: self._lost
+        )
         self._lost = 0
         #: Address of the admin pages; None if they are off.
         self.admin_address: tuple[str, int] | None = None
@@ -154,14 +156,14 @@ class ControllerManager:
         self._looked_ms = now_ms
         if late_ms <= STANDSTILL_MS:
             return
-        log.warning("this controller stood still for %d ms: it waits for whom it has not heard since", late_ms)
+        log.warning("this controller was stalled for %d ms: silent brokers get a new timeout", late_ms)
         self._hears_since_ms = now_ms
 
     def _closed(self, connection: Connection) -> None:
         if not self._watches:
             return
         for name in self._liveness.closed(connection):
-            log.info("a broker of %r hung up: %s:%d", name, *connection.remote)
+            log.info("a broker of %r closed its connection: %s:%d", name, *connection.remote)
             self._lost += 1
             self._supervisor.spawn("elect", partial(self.sets.lost, name))
 

@@ -379,7 +379,7 @@ def _(request: ApplyBrokerId, case: _Case) -> Decision:
         )
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
     if not FIRST_BROKER_ID <= broker_id <= HIGHEST_BROKER_ID:
-        return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, f"brokerId: {broker_id} is no id of a broker")
+        return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, f"brokerId: {broker_id} is not an id of a broker")
     joined = stored or BrokerSet(cluster=request.cluster, name=request.name)
     if len(joined.members) >= case.rules.max_members:
         remark = f"broker-set: {request.name} has {len(joined.members)} members, more are refused"
@@ -540,10 +540,12 @@ def _elect(request: ElectMaster, case: _Case) -> Decision | Ask:
     if designated:
         in_sync = asker in (*stored.sync_state_set, *stored.eligible)
         if not in_sync and _trusted(stored) and not _may_be_forced(stored, case):
-            why = f"broker {asker} is designated, but it may lack what was acknowledged"
+            why = f"broker {asker} is designated, but it may lack acknowledged messages"
             if case.rules.enable_elect_unclean_master:
                 stock = [member.id for member in stored.members if member.is_stock]
-                why += f"; nobody is forced while {stock} may be Apache's, clean up who is none, or never registered"
+                why += (
+                    f"; not forced while {stock} may be Apache's: clean up those that are not, or that never registered"
+                )
             return _refuse(nobody, why)
         candidates = (asker,)
     unasked = _unasked(stored, candidates, case)
@@ -561,10 +563,12 @@ def _elect_first(stored: BrokerSet, asker: int, case: _Case, *, designated: bool
         return _refuse(nobody, "Failed to elect a new master: the first one asks for itself, and is alive")
     if not designated:
         if case.now_ms < case.rules.elects_first_from_ms:
-            return _refuse(nobody, "no first election yet: this controller has just begun, and a broker may know more")
+            return _refuse(
+                nobody, "no first election yet: this controller has just started, and a broker may have a longer log"
+            )
         for broker_id in stored.ids:
             if broker_id not in case.reports:
-                return _refuse(nobody, f"no first election before broker {broker_id} has said that its log is empty")
+                return _refuse(nobody, f"no first election before broker {broker_id} has reported an empty log")
         speakers = [(f"broker {broker_id}", report) for broker_id, report in sorted(case.reports.items())]
         speakers += [("a broker whose id is another's", report) for report in case.strangers]
         for who, report in speakers:
@@ -581,9 +585,9 @@ def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> De
     """End a freeze: an operator designates a member with the highest known epochs."""
     if not _knows(case.reports[asker], frozen) and not _may_be_forced(stored, case):
         knowing = sorted(broker_id for broker_id, report in case.reports.items() if _knows(report, frozen))
-        behind = f"; broker {asker} is behind, ask for one of {knowing}"
+        behind = f"; broker {asker} is behind, designate one of {knowing}"
         if not knowing:
-            behind = f"; neither broker {asker} nor any other has said yet that it knows them: the next heartbeat tells"
+            behind = f"; neither broker {asker} nor any other has reported them yet: wait for the next heartbeat"
         return case.refuse_frozen(Code.CONTROLLER_ELECT_MASTER_FAILED, frozen, behind)
     above = replace(
         stored,
@@ -615,7 +619,11 @@ def _not_heard_yet(stored: BrokerSet, case: _Case) -> str:
         until_ms = case.rules.elects_from_ms if report is None else since + report.timeout_ms
         if (report is None or report.heard_ms < since) and case.now_ms < until_ms:
             missing.append(broker_id)
-    return f"this controller has not heard of {sorted(missing)} since it began, and waits for them" if missing else ""
+    return (
+        f"this controller has had no heartbeat of {sorted(missing)} since its start, and waits for them"
+        if missing
+        else ""
+    )
 
 
 def _candidates(stored: BrokerSet, case: _Case) -> tuple[int, ...]:
@@ -681,7 +689,7 @@ def _nobody(stored: BrokerSet, case: _Case, *, by_controller: bool, code: Respon
     if not awaited:
         waits = "an operator has to designate one"
     elif not (stored.sync_state_set or stored.eligible):
-        waits = f"waits for all of {awaited}, none of which may have all that was acknowledged"
+        waits = f"waits for all of {awaited}, as each of them may lack acknowledged messages"
     remark = f"Failed to elect a new master for broker {stored.name}: {waits}"
     if by_controller and stored.master is not None:
         return Decision(Answer(code, remark), _without_master(stored))
@@ -810,7 +818,7 @@ def _(request: CleanBrokerData, case: _Case) -> Decision:
         return Decision(Answer(), removed=True)
     trusted = _trusted(stored)
     if trusted and trusted <= ids and not request.clean_living:
-        remark = f"only {sorted(trusted)} of {request.name} can have all that was acknowledged, clean up failure"
+        remark = f"only {sorted(trusted)} of {request.name} can have all acknowledged messages, clean up failure"
         return _refuse(invalid, remark)
     now = stored
     for broker_id in sorted(ids & set(stored.ids)):

@@ -39,11 +39,11 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
         yield _check_etcd(config)
     if port:
         found = check_free_port("listenPort", config.bind_address, port, running=False)
-        mine = f"{found.found}; it is this one's if it runs already"
+        mine = f"{found.found}; ignore this if this controller runs"
         yield found if found.state == OK else Check(found.check, WARN, mine)
     if config.admin_port > 0:
         admin = check_free_port("adminPort", "127.0.0.1", config.admin_port, running=False)
-        mine = f"{admin.found}; it is this one's if it runs already"
+        mine = f"{admin.found}; ignore this if this controller runs"
         yield admin if admin.state == OK else Check(admin.check, WARN, mine)
     yield from check_tls(config, clock or SystemClock())
 

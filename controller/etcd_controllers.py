@@ -102,7 +102,7 @@ class EtcdControllers:
             try:
                 await self._leases.revoke(self._lease)
             except EtcdError as error:
-                log.warning("what was said of living brokers stays for %d s: %s", LEASE_S, error)
+                log.warning("the reported live brokers remain for %d s: %s", LEASE_S, error)
         await self._leases.close()
 
     async def _say(self, name: str, value: bytes | None) -> None:
@@ -123,7 +123,7 @@ class EtcdControllers:
             if revision is not None:
                 self._written[name] = KeyValue(key, value, 0, revision, lease) if value is not None else None
                 return
-        raise EtcdRefused(f"{key!r} is written by others all the time")
+        raise EtcdRefused(f"{key!r} is written by other controllers all the time")
 
     def _set_prefix(self, name: str) -> bytes:
         return f"{self._prefix}{quote(name, safe='')}/".encode()

@@ -76,7 +76,7 @@ class EtcdRegister:
             await self._etcd.close()
             raise StartupError(f"the register: {error}", EXIT_CONFIG) from error
         except EtcdAway as error:
-            log.error("the register: %s; nothing is decided before it does", error)
+            log.error("the register: %s; no decision until it answers", error)
 
     async def close(self) -> None:
         """Close the connections."""

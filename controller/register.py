@@ -209,7 +209,7 @@ class FileRegister:
 
     async def _replace(self, revision: int, entries: _Entries) -> None:
         if self._broken:
-            raise RegisterUnavailable(None, f"the register is not written any more: {self._broken}")
+            raise RegisterUnavailable(None, f"the register is no longer written: {self._broken}")
         try:
             await self._threads.run(self._disk.write_atomic, self._path, _content(revision, entries))
         except OSError as error:
@@ -230,10 +230,10 @@ def _content(revision: int, entries: _Entries) -> bytes:
 def _read(data: bytes) -> tuple[int, _Entries]:
     head = _HEAD.match(data)
     if head is None:
-        raise DamagedBrokerSet(None, "it has not the head of a register, or is of another version")
+        raise DamagedBrokerSet(None, "its head is not that of a register, or of another version")
     body = data[head.end() :]
     if zlib.crc32(body) != int(head[1], 16):
-        raise DamagedBrokerSet(None, "its checksum does not fit")
+        raise DamagedBrokerSet(None, "its checksum does not match")
     content = msgspec.json.decode(body, type=_Content)
     entries = {name: _Entry(decode(bytes(kept.value)), kept.revision) for name, kept in content.broker_sets.items()}
     for name, entry in entries.items():

@@ -149,7 +149,7 @@ class CompactObjects:
         self.replaced += len(merge.inputs)
         self.replaced_bytes += merge.size
         log.info(
-            "compacted: %d objects of %s, %s, %d bytes, are one of %d",
+            "compacted: %d objects of %s, %s, %d bytes, into one of %d",
             len(merge.inputs),
             merge.topic,
             merge.day,

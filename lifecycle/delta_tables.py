@@ -72,7 +72,7 @@ class DeltaTables:
         self._tables: dict[str, DeltaTable | None] = {}  # None: skipped until the job starts again
         self._ahead: dict[int, list[str]] = {}  # entry -> tables that are complete through it already
         self._manifests: SymlinkManifests | None = None  # None: not compared with the journal yet
-        self.set_aside = SetAside("told to its Delta table")
+        self.set_aside = SetAside("written to its Delta table")
         self.commits = 0  # since the start
 
     def behind(self, next_seq: int) -> int:
@@ -98,7 +98,7 @@ class DeltaTables:
             self._keep_short(changed)
         except (EntriesDeleted, Overtaken) as error:
             self._forget()
-            log.info("the Delta tables' logs are read again: %s", error)
+            log.info("reading the logs of the Delta tables again: %s", error)
         except BaseException:
             self._forget()
             raise
@@ -170,7 +170,7 @@ class DeltaTables:
                 self._level(topic, topics, seq, entry.time_ms)
         for seq in were_ahead:  # their logs are beyond the end of this journal
             for topic in self._ahead.pop(seq, ()):
-                self._put_aside(topic, ForeignTable(f"its log tells entry {seq}, which this journal does not have"))
+                self._put_aside(topic, ForeignTable(f"its log has entry {seq}, which this journal does not have"))
         return sorted(changed)
 
     def _meet(self, topic: str, topics: MirroredTopics, seq: int, time_ms: int) -> None:
@@ -233,7 +233,7 @@ class DeltaTables:
             try:
                 table.clean_up(self._safe_ms() - retention)
             except ClocksDisagree as error:
-                log.warning("topic %s: what is old in its Delta log stays: %s", topic, error)
+                log.warning("topic %s: old files of its Delta log not deleted: %s", topic, error)
 
 
 def is_among(topic: str, wanted: Sequence[str]) -> bool:

@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 _ID = re.compile(r"e\d+\.\d+")
 # Failures that concern a single object; others are those of the store or of the worker.
 _OF_ONE_OBJECT = frozenset({"DamagedObject", "NotFound"})
-WITH_ITS_OBJECT = "had expired, and was in an object with what was erased"
+WITH_ITS_OBJECT = "expired, but in an object with erased messages"
 _TOLD_EVERY_S = 5.0
 _EVERYTHING = 1 << 62
 # Topics whose records are messages for other topics: delayed, timer, half and abandoned half messages.
@@ -320,7 +320,7 @@ class EraseKey:
         name, seen, progress = found.name, erasure.seen, erasure.progress
         left = []
         if found.rows.unknown:
-            left.append(f"nobody can tell of {len(found.rows.unknown)} rows")
+            left.append(f"{len(found.rows.unknown)} rows could not be checked")
         if found.failure:
             left.append(f"it can't be searched: {found.failure}")
         at = name.key
@@ -483,9 +483,9 @@ class EraseKey:
             places = [one.topics[topic][0] for one in self._hot.segments() if one.base < end and topic in one.topics]
             if not policy.archived(topic):
                 places = [place for place in places if place >= policy.gone_below(topic)]
-                left += [f"{topic} is not archived: the local log alone has it"] if places else []
+                left += [f"{topic} is not archived: only the local log has it"] if places else []
             elif any(settled <= place for place in places):
-                left.append(f"{topic} is not archived whole" + (f": {next(iter(failed))}" if failed else ""))
+                left.append(f"{topic} is not completely archived" + (f": {next(iter(failed))}" if failed else ""))
         return left
 
     def _certificate(self, erasure: _Erasure) -> dict[str, Any]:
@@ -554,7 +554,7 @@ class EraseKey:
                 keys = [info.key for info in objects_of_nobody(journal, f"{prefix}{topic_component(topic)}/")]
                 found.update(key for key in keys if exists(key))  # without those that were deleted since the listing
         except ObjectStoreError as error:
-            erasure.unsearched.append(f"objects that count nowhere could not be listed: {error}")
+            erasure.unsearched.append(f"orphan objects could not be listed: {error}")
         return sorted(found)
 
     def _local_copies(self, topics: Collection[str], erasure: _Erasure) -> list[dict[str, Any]]:
@@ -580,7 +580,7 @@ class EraseKey:
                 try:
                     here[topic] = self._local_queues(topic)
                 except TopicUnreadable as error:
-                    erasure.unsearched.append(f"what the local log returns of {topic} is unknown: {error}")
+                    erasure.unsearched.append(f"the visible messages of {topic} in the local log are unknown: {error}")
         gaps = (gap for topic in topics for gap in catalog.gaps(topic))
         rows = [(gap.topic, gap.queue, gap.first, gap.last) for gap in gaps if gap.is_erased]
         for topic, queues in here.items():

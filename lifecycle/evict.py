@@ -65,7 +65,7 @@ class ArchivedShare:
         try:
             return self._safe_clock.now_ms(self._journal.store)
         except ClocksDisagree as error:
-            log.warning("nothing counts as expired: %s", error)
+            log.warning("expiry paused: %s", error)
             return 0
 
 
@@ -132,7 +132,7 @@ class Evict:
             failpoint.hit("offload.after_evict")
             evicted.append(oldest.base)
             self.evicted += 1
-            log.info("the local segment at %d is evicted, the disk is %.0f %% full", oldest.base, ratio * 100)
+            log.info("local segment evicted: base=%d disk_used=%.0f %%", oldest.base, ratio * 100)
             if progress is not None:
                 progress({"event": "evicted", "segment": oldest.base})
         return evicted

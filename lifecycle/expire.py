@@ -98,7 +98,7 @@ class ExpireMessages:
             expired, dropped = expired + len(batch.keys), dropped + len(batch.former)
         if expired or dropped:
             grace = self._policy().grace_ms // 1000
-            log.info("%d objects expired, %d of deleted topics; gone in %d s", expired, dropped, grace)
+            log.info("objects expired: %d, of deleted topics: %d, deletion in %d s", expired, dropped, grace)
         failpoint.hit("ttl.after_expire")
         with self._turns:
             raised = self._hot_expiry.hide(now)
@@ -136,7 +136,7 @@ class ExpireMessages:
             minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in ends}
             if any(minimums[queue] < end and minimums[queue] <= named.get(queue, -1) for queue, end in ends.items()):
                 journal.append(Topic(topic=topic, deleted=True, minimums=dict(ends)))
-                log.warning("topic %s was deleted below %s, which the archive did not know yet", topic, dict(ends))
+                log.warning("deletion of topic %s below %s recorded in the archive", topic, dict(ends))
 
     def _expire_next(self, journal: JournalWriter, left: deque[str], begun: str, now: int) -> _Batch:
         """Write the EXPIRE entries of the next batch, as planned in this turn."""
@@ -234,7 +234,7 @@ class ExpireMessages:
         try:
             self._forget(erased)
         except WorkerFailed as error:
-            log.warning("what was erased may still be in the cache of cold reads: %s; it is tried again", error)
+            log.warning("erased messages may still be in the cache of cold reads: %s; retrying", error)
             return False
         return True
 

@@ -52,7 +52,7 @@ class ForgetNames:
             gone = [topic for topic in self._hot.deleted_topics() if not exists(topic) and topic not in named]
             self._hot.forget_deleted(gone)
         if forgotten:
-            log.info("the names of %d deleted topics are forgotten", len(forgotten))
+            log.info("names of deleted topics removed: %d", len(forgotten))
         return len(forgotten)
 
     def _left_behind(self) -> list[str]:

@@ -27,7 +27,7 @@ class Offload:
                 if evict:
                     self._evict.in_turn(progress, everything=True)  # before a roll, which needs room
                 if roll and not self._hot.roll():
-                    tell(progress, event="not_rolled", reason="the log can't begin a next segment now")
+                    tell(progress, event="not_rolled", reason="the log can't start a new segment now")
             reports = self._rounds.run(everything=roll, progress=progress)
             if evict:
                 with self._turns:

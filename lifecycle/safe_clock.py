@@ -126,7 +126,7 @@ class SafeClock:
         with self._lock:
             self._look()
             before = self._state()
-            self._confirm("an operator says that it is right")
+            self._confirm("an operator has confirmed it")
             self._saved_at = -_SAVE_S
         self.look()
         return before
@@ -154,7 +154,7 @@ class SafeClock:
             if not self._doubt:  # an accumulation of small steps
                 self._begin_doubt(f"the wall clock has moved by {(wall - self._steady_ms()) / 1000:+.0f} s")
         elif self._doubt:
-            self._confirm("it is where it was before")
+            self._confirm("it has returned to its former time")
         elif self._clock.monotonic() - self._trusted_at > _RENEW_S:
             self._trust(wall)
 
@@ -163,8 +163,8 @@ class SafeClock:
             self._doubted_at = self._clock.monotonic()
         self._doubt = why
         log.error(
-            "%s: what expires goes by the time that has surely passed, until the store's clock agrees or `neve archive "
-            "confirm-clock` says that it is right",
+            "%s: expiry uses a lower bound of the time, until the store's clock agrees or an operator runs "
+            "`neve archive confirm-clock`",
             why,
         )
 

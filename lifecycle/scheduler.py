@@ -144,7 +144,7 @@ class JobScheduler:
     def _succeeded(self, job: _Job) -> None:
         failed, job.failed, job.error = job.failed, 0, None
         if failed:
-            log.info("job %s works again after %d failures", job.name, failed)
+            log.info("job %s recovered after %d failures", job.name, failed)
 
     def _failed(self, job: _Job, error: BaseException) -> None:
         """Log the first failure, and later ones when the failures in a row have doubled."""

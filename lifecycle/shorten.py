@@ -37,7 +37,7 @@ class ShortenJournal:
             deleted += len(batch)
             self.deleted += len(batch)
         if deleted:
-            log.info("the journal is shorter by %d entries, up to %d", deleted, due[deleted - 1])
+            log.info("journal shortened: %d entries, up to %d", deleted, due[deleted - 1])
         return deleted
 
     def _due(self) -> list[int]:

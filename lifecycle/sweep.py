@@ -84,7 +84,7 @@ class Sweep:
             )
         else:
             if removed:
-                log.warning("removed %d uploads that nobody finished for a day", removed)
+                log.warning("removed %d uploads that were unfinished for a day", removed)
 
     def _folders(self) -> list[str]:
         """Return the folder of each topic."""

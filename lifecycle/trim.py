@@ -73,9 +73,9 @@ class TrimTopic:
         It also raises the errors of an append to the journal.
         """
         if self._is_copy:
-            raise TrimRefused("this broker keeps another master's log: its messages are deleted there")
+            raise TrimRefused("this broker has a copy of a master's log: trim at the master")
         if self._journal is None and self._is_member:
-            raise TrimRefused("a broker set without an archive has nothing by which its slaves would hear of it")
+            raise TrimRefused("a broker set without an archive cannot notify its slaves of a trim")
         with self._turns:
             if self._journal is not None:
                 return self._trim_both(self._journal, topic, wanted)
@@ -110,7 +110,7 @@ class TrimTopic:
             journal.append(Expire(keys=keys[:_BATCH], delete_after_ms=after, reason="trimmed"))
         for at in range(_BATCH, len(keys), _BATCH):
             journal.append(Expire(keys=keys[at : at + _BATCH], delete_after_ms=after, reason="trimmed"))
-        log.warning("topic %s begins at %s: %d objects expired", topic, dict(rising), len(keys))
+        log.warning("topic %s trimmed to %s: %d objects expired", topic, dict(rising), len(keys))
         return len(keys)
 
 

@@ -50,7 +50,7 @@ class UnexpireMessages:
         undo = plan_unexpiry(journal.catalog, local, self._policy().ttl_ms, now, is_there(journal.store))
         if undo.keys or undo.minimums:
             journal.append(Unexpire(keys=undo.keys, minimums=undo.minimums))
-            log.warning("%d expired objects are back in view", len(undo.keys))
+            log.warning("%d expired objects are visible again", len(undo.keys))
         return len(undo.keys)
 
 

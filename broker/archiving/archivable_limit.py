@@ -101,8 +101,8 @@ class Divergence(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Return the cause and the remedy for operators."""
         return (
-            f"{self.why}, and the archive reaches {self.reaches}: above {self.at} it is of another log. To archive the "
-            f"log as it is now begin another archive: {ANOTHER_ARCHIVE}"
+            f"{self.why}, and the archive reaches {self.reaches}: above {self.at} it has another log. To archive the "
+            f"present log, begin another archive: {ANOTHER_ARCHIVE}"
         )
 
 

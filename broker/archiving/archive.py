@@ -235,7 +235,7 @@ class Archive:
         if text != self.unsettled:
             self.unsettled = text
             expected = isinstance(error, NotSettled | ObjectStoreError | ArchiveRefused | NewerFormat | MalformedEntry)
-            log.error("nothing is appended until the archive is settled: %s", text, exc_info=not expected)
+            log.error("appends wait until the archive is settled: %s", text, exc_info=not expected)
 
     def _settle(self) -> ResumePoint | None:
         """Return where the log resumes.
@@ -249,7 +249,7 @@ class Archive:
             return None  # rounds would record messages as lost that readers can't see yet
         failed = [text for report in self.lifecycle.salvage.run() for text in report.failed.values()]
         if failed:
-            raise NotSettled(f"what it misses of this log can't go there: {failed[0]}")
+            raise NotSettled(f"messages that the archive lacks can't be uploaded: {failed[0]}")
         if self.state is State.STOPPING:
             return None  # a stopped round leaves messages that are not uploaded
         return self.journal.ownership.resume_above()
@@ -284,7 +284,7 @@ class Archive:
     def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
         """Note the master's process that the slave follows; `boot_ms`, its start time, identifies it."""
         if flush_takes_s is None:
-            log.error("the master's configuration does not say how often it flushes its log: nothing is archived")
+            log.error("nothing is archived: the master's configuration has no flush interval")
         self._followed.attached(boot_ms, end_at_start, flush_takes_s)
 
     def master_looked_at(self, look: Look) -> None:
@@ -401,5 +401,5 @@ async def _end_jobs(jobs: JobScheduler, local: LocalSide) -> list[str]:
     """End the jobs and return the names of those that hang."""
     hanging = await local.environment.in_thread(jobs.shutdown, _STOP_SECONDS)
     if hanging:
-        log.error("jobs that hang are left behind, the next start goes on with them: %s", ", ".join(hanging))
+        log.error("jobs that hang are abandoned, the next start resumes them: %s", ", ".join(hanging))
     return hanging

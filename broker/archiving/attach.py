@@ -135,7 +135,7 @@ async def attach(
     """
     if restore is not None and local.broker_set is not None:
         raise StartupError(
-            "--restore-from makes a broker of its own: restore it first, then let a set grow from it", EXIT_ARCHIVE
+            "--restore-from makes a single broker: restore it first, then add members to it", EXIT_ARCHIVE
         )
     if restore is not None and local.followed is not None:
         raise StartupError("--restore-from with brokerRole=SLAVE: the log is the copy of its master's", EXIT_ARCHIVE)
@@ -325,7 +325,7 @@ def _refuse_begun_again(local: LocalSide, go_on: ResumePoint, journal: JournalWr
         more = ", …" if len(again) > _NAMED_MOST else ""
         raise StartupError(
             f"archive {local.config.store_url}: {', '.join(again[:_NAMED_MOST])}{more} ({len(again)} in all) began "
-            "again at offset 0 at the former master, and the archive has messages of before under these offsets: a "
+            "again at offset 0 at the former master, and the archive has earlier messages under these offsets: a "
             f"master would hide the new ones. Begin another archive first: {ANOTHER_ARCHIVE}",
             EXIT_ARCHIVE,
         )
@@ -345,8 +345,8 @@ async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: boo
                 return
             why = failed[0]
     raise StartupError(
-        f"the local log ends below its archive {local.config.store_url}, which must take what is left "
-        f"of it before the log goes on: {why}",
+        f"the local log ends below its archive {local.config.store_url}, which must get the remaining messages "
+        f"before the log resumes: {why}",
         EXIT_ARCHIVE,
     )
 
@@ -367,7 +367,7 @@ async def _fill(local: LocalSide, restore: Restore, attached: AttachedArchive) -
         await in_thread(attached.keeper.run, lambda: state)
     except (ObjectStoreError, Fenced, NewerFormat, MalformedEntry, StateTooLarge) as error:
         raise StartupError(
-            f"archive {local.config.store_url}: the restore stopped: {error}; the same command goes on with it",
+            f"archive {local.config.store_url}: the restore stopped: {error}; the same command resumes it",
             EXIT_ARCHIVE,
         ) from error
     restore.end()

@@ -247,7 +247,7 @@ class TopicDeletion:
             try:
                 await self._tombstones().record(name, ends)
             except BrokerError as error:
-                log.warning("%s is deleted, and the archive's next look at what has expired tells it: %s", name, error)
+                log.warning("%s is deleted, the next expiry run records it in the archive: %s", name, error)
 
     async def _save(self) -> None:
         await self._topics.file.save()

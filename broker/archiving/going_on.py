@@ -63,9 +63,9 @@ def _raise_parts(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> P
             raised[topic] |= {queue: store.queues.next_offset(topic, queue) for queue in ends}
         yield nothing
     yield from store.queue_changes.raise_queues_parts(raised)
-    assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
+    assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log ends below its archive"
     for chunk in _chunks(go_on.queue_next):
-        assert not queues_to_raise(chunk, store.queues.next_offset), "an offset would be given twice"
+        assert not queues_to_raise(chunk, store.queues.next_offset), "an offset would be assigned twice"
         yield nothing
     is_hidden = False
     queues = ((topic, queue) for topic in store.queues.topics() for queue in store.queues.names_of(topic))

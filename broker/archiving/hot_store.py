@@ -121,7 +121,7 @@ class LoopHotStore:
         try:
             self._call(self._roll)
         except (StoreFull, StoreNotWritable) as error:
-            log.warning("the active segment goes on: %s", error)
+            log.warning("the active segment stays open: %s", error)
             return False
         return True
 
@@ -202,7 +202,7 @@ class LoopHotStore:
             for begin in range(0, len(rows), _ROWS_IN_RECORD):
                 self._call(functools.partial(self._log_erased, rows[begin : begin + _ROWS_IN_RECORD]))
         except BrokerError as error:
-            raise OSError(errno.EAGAIN, f"the log takes no record: {error.remark}") from error
+            raise OSError(errno.EAGAIN, f"the log accepts no record: {error.remark}") from error
 
     def _log_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> None:
         if self._store.end.is_following:
@@ -319,7 +319,7 @@ class LoopHotStore:
             while self._call(lambda: self._pins.reappend(below)):
                 pass
         except (StoreFull, StoreNotWritable) as error:
-            log.warning("waiting messages keep their segments: %s", error)
+            log.warning("pending messages pin their segments: %s", error)
 
 
 def _aged(

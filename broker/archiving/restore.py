@@ -186,7 +186,7 @@ class Restore:
             clear_store(root, self._disk)
         finally:
             release()
-        log.warning("going on with the restore that began in %s", root)
+        log.warning("resuming the restore from %s", root)
 
     def claim(self) -> None:
         """Write the marker right before the archive is taken over."""
@@ -237,7 +237,7 @@ class Restore:
                 file.save_now()
         except (StoreError, OSError) as error:
             raise StartupError(
-                f"{self._config.root}: the restore stopped: {error}; it may go on later", EXIT_DISK
+                f"{self._config.root}: the restore stopped: {error}; it can be resumed", EXIT_DISK
             ) from error
         failpoint.hit("restore.after_tables")
 
@@ -267,7 +267,7 @@ def with_store(config: BrokerConfig, url: str) -> None:
     """Set `storeUrl` to the restored archive. Raises ConfigError if another one is configured."""
     if config.store_url not in {"", url}:
         raise ConfigError(
-            f"storeUrl is {config.store_url}, not {url}: a broker goes on in the archive it restores from"
+            f"storeUrl is {config.store_url}, not {url}: a restored broker continues in the archive of its restore"
         )
     config.store_url = url
 
@@ -277,7 +277,7 @@ def refuse_unfinished(config: BrokerConfig, disk: Disk) -> None:
     marker = read_marker(config, disk)
     if marker is not None:
         raise StartupError(
-            f"{config.root}: a restore has not ended here; start again with --restore-from '{marker.store}'",
+            f"{config.root}: a restore has not finished here; start again with --restore-from '{marker.store}'",
             EXIT_ARCHIVE,
         )
 

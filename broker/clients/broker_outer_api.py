@@ -114,7 +114,7 @@ class BrokerOuterApi:
         if answer.code not in {ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY} and server not in self._whole_only:
             self._whole_only.add(server)
             reason = answer.remark or f"code {answer.code}"
-            log.warning("name server %s takes no topic by itself, it is told all of them: %s", server, reason)
+            log.warning("name server %s accepts no single topic, all topics are registered: %s", server, reason)
         return answer.code == ResponseCode.SUCCESS
 
     def _topic_request(self, peer: RemotingPeer, config: TopicConfig) -> RemotingCommand:
@@ -171,7 +171,7 @@ class BrokerOuterApi:
             self._failed(server, answer.remark or f"code {answer.code}")
             return None
         if server not in self.registered:
-            log.info("known to name server %s", server)
+            log.info("registered at name server %s", server)
         self.registered.add(server)
         self.unanswered.pop(server, None)
         return answer

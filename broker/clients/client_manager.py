@@ -227,7 +227,7 @@ class ClientManager:
 
     def _take(self, more: int) -> None:
         if more > 0 and self.bytes + more > self._limit():
-            raise BrokerError(ResponseCode.SYSTEM_BUSY, f"heartbeats say more than maxClientBytes={self._limit()}")
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, f"heartbeats exceed maxClientBytes={self._limit()}")
         self.bytes += more
 
     def _remove(self, info: ConsumerGroup, connection: Connection) -> None:

@@ -50,7 +50,9 @@ class MemberAdmission:
 
         The next answer to a 1004 shows which member that is.
         """
-        log.warning("the archive has a later master: this one archives nothing until it knows who that is")
+        log.warning(
+            "the archive has an EPOCH of a later master: this member archives nothing until it knows that master"
+        )
 
     def appended(self) -> None:
         """Take growth of the log. The new bytes are sent to slaves later in this iteration of the event loop."""

@@ -79,12 +79,12 @@ class Held(Enum):
     """Reason why confirm is below the end of the log, for a metric and for operators."""
 
     NOTHING = "nothing"
-    FENCED = "this member is not the master any more"
+    FENCED = "this member is no longer the master"
     TOO_FEW = "in-sync replicas not enough"
     AWAY = "a member of the SyncStateSet is not connected"
     SILENT = "a member of the SyncStateSet has not reported since it connected"
-    BEHIND = "a member of the SyncStateSet does not have all of it"
-    CUT_OFF = "neither a controller nor a slave is heard"
+    BEHIND = "a member of the SyncStateSet does not have the whole log"
+    CUT_OFF = "neither a controller nor a slave responds"
 
 
 class SyncStateSet(msgspec.Struct, frozen=True):

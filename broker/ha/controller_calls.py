@@ -174,7 +174,7 @@ def _registered(ask: Register, answer: RemotingCommand, *, is_known: bool) -> Ev
     if answer.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID:
         return BrokerIdLost(ask.life.broker_id)
     if answer.code == ResponseCode.CONTROLLER_INVALID_REQUEST and is_known:
-        return Superseded(answer.remark or "the controller knows a later life of this directory")
+        return Superseded(answer.remark or "the controller knows a later start of this directory")
     if answer.code == ResponseCode.SUCCESS:
         return Registered(view_of(answer.ext, answer.body) if answer.ext.get("masterBrokerId") else None)
     return None

@@ -55,7 +55,7 @@ class ControllerRequests:
             if isinstance(ask, Heartbeat):
                 for answer in await controllers.tell(call):
                     if answer.code != ResponseCode.SUCCESS:
-                        log.warning("a controller does not take the heartbeat: %s", answer.remark)
+                        log.warning("a controller refuses the heartbeat: %s", answer.remark)
                 return
             answer = await controllers.ask(call)
             if controllers.are_stock:
@@ -78,5 +78,5 @@ class ControllerRequests:
 
     def withdraw(self) -> None:
         """Drop the connections, so that the controllers consider this life dead."""
-        log.info("waits until the controller has noticed the end of this member's former life")
+        log.info("waiting until the controller notices that this member's former process has ended")
         self.controllers.hang_up()

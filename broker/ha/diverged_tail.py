@@ -64,7 +64,7 @@ class DivergedTail:
             return None
         if saved is not None:
             self.truncations += 1
-            log.warning("what this broker had alone is in %s", saved)
+            log.warning("the diverged tail of this broker is in %s", saved)
             return waiter
         self._end()
         if not waiter.done():

@@ -114,7 +114,7 @@ def decode_entries(data: bytes) -> list[Entry]:
     crc, _, lines = rest.partition(b"\n")
     expected = int(crc)
     if expected and crc32(lines) & 0x7FFFFFFF != expected:
-        raise ValueError("its sum is not that of its lines")
+        raise ValueError("its checksum does not match its lines")
     entries = [_entry(line) for line in lines.split(b"\n") if line]
     if len(entries) != int(count):
         raise ValueError(f"{len(entries)} lines of {int(count)}")

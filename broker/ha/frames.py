@@ -311,14 +311,14 @@ class MasterFrames:
 def _measure_of_slave(buffer: bytes, position: int, available: int) -> int:
     word = _WORD.unpack_from(buffer, position)[0]
     if word not in _SLAVES:
-        raise ProtocolError(f"no slave sends {buffer[position : position + 4]!r}")
+        raise ProtocolError(f"unknown frame of a slave: {buffer[position : position + 4]!r}")
     return _SLAVES[word][0](buffer, position, available)
 
 
 def _measure_of_master(buffer: bytes, position: int, available: int) -> int:
     word = _WORD.unpack_from(buffer, position)[0]
     if word not in _MASTERS:
-        raise ProtocolError(f"no master sends {buffer[position : position + 4]!r}")
+        raise ProtocolError(f"unknown frame of a master: {buffer[position : position + 4]!r}")
     return _MASTERS[word][0](buffer, position, available)
 
 
@@ -332,7 +332,7 @@ def _with_body(head: Struct, most: int, whole: int = 1) -> _Measure:
             return 0
         size = _SIZES.unpack_from(buffer, position)[1]
         if not 0 <= size <= most or size % whole:
-            raise ProtocolError(f"a body of {size} bytes, {most} are the most")
+            raise ProtocolError(f"a body of {size} bytes exceeds the limit of {most}")
         return head.size + int(size)
 
     return measure
@@ -368,14 +368,14 @@ def _decode_slave_handshake(frame: memoryview) -> SlaveHandshake:
 def _decode_ack(frame: memoryview) -> Ack:
     end = _T1.unpack(frame)[1]
     if end < 0:
-        raise ProtocolError(f"a slave's end at {end}")
+        raise ProtocolError(f"the end of a slave's log is invalid: {end}")
     return Ack(end)
 
 
 def _decode_synced(frame: memoryview) -> Ack:
     _, end, synced = _SYNCED.unpack(frame)
     if not 0 <= synced <= end:
-        raise ProtocolError(f"a slave's end at {end}, {synced} of it on its disk")
+        raise ProtocolError(f"the end of a slave's log is invalid: {end}, {synced} of it synced")
     return Ack(end, synced)
 
 
@@ -384,21 +384,21 @@ def _decode_master_handshake(frame: memoryview) -> MasterHandshake:
     epochs = tuple(_EPOCH.iter_unpack(frame[_H2.size :]))
     ascend = all(low[0] < high[0] and low[1] <= high[1] for low, high in pairwise(epochs))
     if end < 0 or not ascend or any(epoch < 0 or start < 0 for epoch, start in epochs):
-        raise ProtocolError(f"epochs of a master that can't be: {epochs[-3:]}, end {end}")
+        raise ProtocolError(f"the epochs of the master are invalid: {epochs[-3:]}, end {end}")
     return MasterHandshake(end, last_epoch, epochs)
 
 
 def _decode_transfer(frame: memoryview) -> Transfer:
     _, size, offset, epoch, epoch_start, confirm = _T2.unpack_from(frame)
     if size and offset < 0:
-        raise ProtocolError(f"{size} bytes of a log at {offset}")
+        raise ProtocolError(f"invalid transfer: {size} bytes at {offset}")
     return Transfer(offset, epoch, epoch_start, confirm, frame[_T2.size :])
 
 
 def _decode_described(frame: memoryview) -> Transfer:
     _, size, offset, epoch, epoch_start, confirm, described = _DESCRIBED.unpack_from(frame)
     if offset < 0 or not 0 < described < size:
-        raise ProtocolError(f"{size} bytes of a log at {offset} with their description, which has {described}")
+        raise ProtocolError(f"invalid transfer: {size} bytes at {offset}, {described} of them a description")
     body_at = _DESCRIBED.size + described
     return Transfer(offset, epoch, epoch_start, confirm, frame[body_at:], frame[_DESCRIBED.size : body_at])
 

@@ -59,11 +59,13 @@ def unlike(own: Hello, other: Hello) -> Refusal | None:
     if own.broker_set != other.broker_set:
         return refusal(Reason.BROKER_SET, f"a member of {other.broker_set!r} meets one of {own.broker_set!r}")
     if own.member_id == other.member_id:
-        return refusal(Reason.MEMBER, f"both say that they are member {own.member_id}: is one a copy of the other?")
+        return refusal(Reason.MEMBER, f"both report the member id {own.member_id}: is one a copy of the other?")
     if own.mapped_file_size_commit_log != other.mapped_file_size_commit_log:
         sizes = f"{other.mapped_file_size_commit_log} and {own.mapped_file_size_commit_log}"
         return refusal(Reason.FILE_SIZE, f"mappedFileSizeCommitLog {sizes}: a log's files are equal on all members")
     if own.message_delay_level != other.message_delay_level:
         levels = f"{other.message_delay_level!r} and {own.message_delay_level!r}"
-        return refusal(Reason.DELAY_LEVELS, f"messageDelayLevel {levels}: delayed messages would come at other times")
+        return refusal(
+            Reason.DELAY_LEVELS, f"messageDelayLevel {levels}: delayed messages would be delivered at other times"
+        )
     return None

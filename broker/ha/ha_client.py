@@ -200,7 +200,7 @@ class HaClient:
             await driver.do(session.start(self._clock.monotonic()))
             await stream.run(driver)
         except (OSError, NeveError) as error:  # a StoreError of the disk ends the connection as well
-            log.warning("the connection to the master ends: %s", error)
+            log.warning("connection to the master closed: %s", error)
         return driver.fault, driver.was_attached
 
     def store(self, append: slave_session.Append) -> None:
@@ -360,10 +360,10 @@ class _Driver:
         elif isinstance(error, DivergenceRefused):
             self._end(str(error), refusal(Reason.CUT, str(error)))
         else:  # a full disk, for example: that may pass
-            self._end(f"the log takes no more: {error}", None)
+            self._end(f"the log accepts no record: {error}", None)
 
     def _end(self, why: str, fault: Refusal | None) -> None:
-        log.warning("follows its master no more: %s", why)
+        log.warning("replication from the master stopped: %s", why)
         self.fault, self.is_ended = fault, True
 
 

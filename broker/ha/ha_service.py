@@ -44,7 +44,7 @@ CallSoon = Callable[[Callable[[], object]], object]
 
 
 def _not_leading(call: Callable[[], object]) -> None:
-    raise AssertionError("nothing is sent by who does not lead")
+    raise AssertionError("only a master sends its log")
 
 
 class HaEvents(Protocol):
@@ -222,7 +222,7 @@ class HaService:
         """Take a member that requests the log. Its older connection is closed."""
         older = self._by_member.pop(came.member_id, None)
         if older is not None:
-            log.info("member %d connects anew", came.member_id)
+            log.info("member %d reconnects", came.member_id)
             older.abort()
         self._by_member[came.member_id] = link
         self._describe()
@@ -421,7 +421,7 @@ class _Link:
         if session is None or leadership is None or self._service.leadership is not leadership:
             return
         if not self._service.reported(self, leadership, session.member_id, reported):
-            log.error("member %d says that it has the log up to %d, which can't be", session.member_id, reported.end)
+            log.error("member %d reports an impossible end of its log: %d", session.member_id, reported.end)
             self.abort()
 
 

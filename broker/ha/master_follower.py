@@ -154,7 +154,7 @@ class MasterFollower:
         if not file.lacks_tables and isinstance(session, SlaveSession) and self._begins_without_tables(session):
             await file.in_thread(file.tables_are_whole, False)
         if file.lacks_tables and isinstance(session, SlaveSession) and not session.is_learner:
-            raise ConnectionAbortedError("this log is without its tables: until they are here it only learns")
+            raise ConnectionAbortedError("this log lacks its tables: until they arrive, this member is a learner")
         await file.in_thread(file.follows, master_epoch, log_name)
         self._state.following(follow.address, master_epoch, is_stock=is_stock)
 
@@ -180,5 +180,5 @@ class MasterFollower:
 
     def tables_lost(self) -> None:
         """Become a learner until a master's tables are installed: the files have changes that the log lost."""
-        log.warning("tables hold changes that were cut off the log: its master's are waited for")
+        log.warning("tables contain truncated changes: waiting for the tables of the master")
         self._file.tables_are_whole(False)

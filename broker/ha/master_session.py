@@ -53,7 +53,7 @@ CONFIRM_EVERY_S = 0.1
 TURN_BYTES = 256 << 10
 FAR_BEHIND = 8 << 20
 # Below the confirm offset, no member truncates or deletes its log without an operator.
-AWAY_TOO_LONG = "it was away for too long, and comes back as a new member, with an empty data directory"
+AWAY_TOO_LONG = "it was away for too long: let it rejoin as a new member, with an empty data directory"
 
 
 class LogSource(Protocol):
@@ -283,7 +283,11 @@ class MasterSession:
     def _shake(self, h1: SlaveHandshake, now: float) -> list[Action]:
         if self.slave is None:
             if not self._rules.admits_stock or self._rules.secret:
-                return [self._end("a stock member, and none is admitted", refusal(Reason.STOCK, "says no HELLO"))]
+                return [
+                    self._end(
+                        "Apache's brokers are not admitted as members", refusal(Reason.STOCK, "it sends no HELLO")
+                    )
+                ]
             if not self._is_member(h1.member_id) or h1.member_id == self._own.member_id:
                 fault = refusal(Reason.MEMBER, f"the set {self._own.broker_set!r} has no member {h1.member_id}")
                 return [self._end(fault.text, fault)]
@@ -301,13 +305,13 @@ class MasterSession:
         if at == 0:
             at = log.newest_segment_base if self._from_last_file else log.min_physical_offset
         if at > log.max_physical_offset:
-            text = f"it asks for the log from {at} on, which ends at {log.max_physical_offset}"
+            text = f"it requests the log from {at} on, which ends at {log.max_physical_offset}"
             return self._refuse(refusal(Reason.AHEAD, text))
         if at < log.min_physical_offset:
-            text = f"it asks for the log from {at} on, which begins at {log.min_physical_offset}: {AWAY_TOO_LONG}"
+            text = f"it requests the log from {at} on, which begins at {log.min_physical_offset}: {AWAY_TOO_LONG}"
             return self._refuse(refusal(Reason.GONE, text))
         if at < log.max_physical_offset and self._epochs.at(at) is None:
-            return self._refuse(refusal(Reason.NO_EPOCHS, f"it is not known who wrote the log at {at}"))
+            return self._refuse(refusal(Reason.NO_EPOCHS, f"the epoch of the log at {at} is unknown"))
         self.position = at
         self.state = MasterState.STREAMING
         return [Came(self.member_id, self._is_learner, self.slave), Reported(request.end, request.synced)]
@@ -325,7 +329,7 @@ class MasterSession:
         """End the session, because this member is no longer the master."""
         if self.is_ended:
             return []
-        return self._refuse(refusal(Reason.NOT_MASTER, "it is not the master any more"))
+        return self._refuse(refusal(Reason.NOT_MASTER, "it is no longer the master"))
 
     def _end(self, why: str, fault: Refusal | None = None) -> End:
         self.state = MasterState.ENDED

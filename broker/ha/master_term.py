@@ -117,7 +117,10 @@ class MasterTerm:
         except Exception as error:
             self._failures += 1
             if self._failures == LEAD_TRIES:
-                log.critical("this member is elected and can't lead; it ends, so that another one is: %r", error)
+                log.critical(
+                    "this member was elected and can't lead; the process ends, so that another one is elected: %r",
+                    error,
+                )
                 self._store.end.fail(error if isinstance(error, OSError) else OSError(errno.EIO, str(error)))
             raise
         self._role.leads, self._failures = True, 0
@@ -147,5 +150,5 @@ class MasterTerm:
         try:
             self._state.follow()
         except OSError as error:  # nothing is appended anyway, and a start recovers the log as it is
-            log.critical("this log can't be marked as one that follows: %s", error)
+            log.critical("this log can't be marked as that of a follower: %s", error)
             self._store.end.fail(error)

@@ -367,7 +367,7 @@ class Member:
         # An `async` master confirms its own end. Bytes that it alone has are truncated and kept in a file: the mode
         # allows it.
         if self.rules.confirm.waits and event.to < event.floor:
-            reason = f"the log parts from its master's at {event.to}, below {event.floor}, which was confirmed"
+            reason = f"the log diverges from its master's at {event.to}, below the confirmed offset {event.floor}"
             return self._refuse(Superseded(reason), now)
         self._confirm = min(self._confirm, event.to)
         return [Truncate(event.to)]

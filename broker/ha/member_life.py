@@ -40,7 +40,9 @@ class MemberLife:
             self._is_copy = self._file.load()
             self._epochs.load()
         except (MemberFileDamaged, EpochFileDamaged) as error:
-            raise StartupError(f"who this member of a broker set is can't be read: {error}", EXIT_FAILED) from error
+            raise StartupError(
+                f"the identity of this member of a broker set can't be read: {error}", EXIT_FAILED
+            ) from error
         return self._file.saved.confirm
 
     def begin(self) -> None:
@@ -52,7 +54,7 @@ class MemberLife:
         self._epochs.drop_above(self.end_at_start)
         member.begin(saved, f"{member.address};{self._clock.now_ms()}")
         if self._is_copy and before.broker_id:
-            log.warning("this directory is a copy of member %d's: it is a new member", before.broker_id)
+            log.warning("this directory is a copy of that of member %d: it registers as a new member", before.broker_id)
 
     def end(self) -> None:
         """Record a clean end, once the whole log is on the disk. Thread-safe."""

@@ -31,7 +31,7 @@ def faults(replicas: ReplicasManager) -> list[MemberFault]:
     fault = _fault(replicas)
     found = [] if fault is None else [fault]
     if unsettled := replicas.term.settling.fault:
-        means = "this member was elected, and takes nothing until then"
+        means = "this member was elected, and accepts no sends until the archive is settled"
         found.append(MemberFault("broker set: archive not settled", 0, unsettled, means))
     return found
 
@@ -40,23 +40,23 @@ def _fault(replicas: ReplicasManager) -> MemberFault | None:
     member, role, requests = replicas.member, replicas.role, replicas.requests
     state, since = member.state, replicas.state_since_ms
     if state is State.REFUSED:
-        why = replicas.operator_message or "it must not go on by itself"
+        why = replicas.operator_message or "it must not continue without an operator"
         return MemberFault("broker set: an operator is needed", since, why, "this member serves nobody")
     if member.is_to_join and requests.knows_member:
-        means = "this member waits: it has nothing of the set; `neve broker-set elect` where nobody has"
-        why = "no controller knows a master of the set that is to exist (brokerSetExists): is its register lost?"
+        means = "this member waits and has no data of the set; if no member has, use `neve broker-set elect`"
+        why = "no controller knows a master of the set, and brokerSetExists=true: is the register lost?"
         return MemberFault("broker set: not found", since, why, means)
     if role.is_truncating:
-        why = "its diverged tail is being cut off: another member was elected without it"
-        return MemberFault("broker set: log is cut", since, why, "this member serves nobody until that is done")
+        why = "its diverged tail is being truncated: another member was elected without it"
+        return MemberFault("broker set: truncating", since, why, "this member serves no requests until that is done")
     if role.broker.current is Role.FENCED:
         unheard = "; ".join(f"{address}: {why}" for address, why in sorted(requests.controllers.troubles.items()))
-        means = "this member serves nobody until a controller has told it its role"
-        return MemberFault("broker set: no role", since, unheard or f"it is {state.value}", means)
+        means = "this member serves no requests until a controller assigns its role"
+        return MemberFault("broker set: no role", since, unheard or f"its state is {state.value}", means)
     if state is State.SLAVE and not role.is_attached:
         fault = role.client.trouble if role.client is not None else None
         why = fault.text if fault is not None else replicas.follower.lookup.trouble or "the master can't be reached"
-        return MemberFault("broker set: follows nobody", 0, why, "what the set takes is not copied here")
+        return MemberFault("broker set: no master followed", 0, why, "new messages of the set are not copied here")
     if (confirming := replicas.term.confirming) is not None:
         held, who = confirming.held(replicas.clock.monotonic())
         if held in _MEANINGS:

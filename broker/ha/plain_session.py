@@ -90,7 +90,7 @@ def _measure(buffer: bytes, position: int, available: int) -> int:
         return 0
     offset, size = _HEAD.unpack_from(buffer, position)
     if offset < 0 or not 0 <= size <= BODY_MAX:
-        raise ProtocolError(f"{size} bytes of a log at {offset}: {BODY_MAX} are the most")
+        raise ProtocolError(f"{size} bytes of a log at {offset}: the limit is {BODY_MAX}")
     return _HEAD.size + int(size)
 
 
@@ -153,7 +153,7 @@ class PlainSession:
             return [self._attach()]
         self._next = local.end
         if followed is None:
-            text = f"the log ends at {local.end} and nobody knows whose it is: begin with an empty directory"
+            text = f"the log ends at {local.end} and its origin is unknown: begin with an empty directory"
             return [self._end(text, Reason.NO_EPOCHS)]
         if local.end < master.begin:
             text = f"the log ends at {local.end}, the master's begins at {master.begin}: begin with an empty directory"
@@ -166,9 +166,7 @@ class PlainSession:
         if local.end <= master.end_at_start:
             return [self._attach()]
         if master.end_at_start <= local.begin:
-            text = (
-                f"the master began again at {master.end_at_start}: of this log, from {local.begin} on, it has nothing"
-            )
+            text = f"the master restarted at {master.end_at_start}, and has no part of this log from {local.begin} on"
             return [self._end(text, Reason.NOTHING_IN_COMMON)]
         self.state = SlaveState.PARTING
         return [Truncate(master.end_at_start)]
@@ -195,7 +193,7 @@ class PlainSession:
         elif self._end_of_log:
             own = self._last_record(self._next)
             if own is None or own[0] < self._master_begins_at:
-                text = f"the log ends at {self._next}, and of what lies below the master has nothing to compare"
+                text = f"the log ends at {self._next}, and the master has no record below that to compare"
                 return [self._end(text, Reason.GONE)]
             self._overlap = Overlap(*own, self._next)
             self._next = own[0]
@@ -212,7 +210,7 @@ class PlainSession:
         try:
             for frame in self._frames.receive_data(data):
                 if self.state is not SlaveState.FOLLOWING:
-                    raise ProtocolError("bytes of a log that nobody has asked for")
+                    raise ProtocolError("bytes of a log that was not requested")
                 if frame.offset != self._next:
                     raise ProtocolError(f"bytes at {frame.offset}, where {self._next} is next")
                 body = frame.body
@@ -227,7 +225,7 @@ class PlainSession:
                     self._next += len(body)
         except AnotherLog:
             text = (
-                f"the master's log is another one: it differs below {self._end_of_log}, where this one ends: begin "
+                f"the master's log is another one: it differs below {self._end_of_log}, the end of this one: begin "
                 "with an empty directory"
             )
             return [self._end(text, Reason.MISMATCH)]

@@ -89,8 +89,8 @@ def refuse_slaves(disk: Disk, root: Path) -> None:
     file = FollowedFile(disk, root)
     if file.is_there:
         raise StartupError(
-            f"{root} is the copy of an Apache master's log: it becomes a master with replication=none and "
-            f"brokerRole=ASYNC_MASTER first, and a member of a set after that",
+            f"{root} is a copy of an Apache master's log: make it a master with replication=none and "
+            f"brokerRole=ASYNC_MASTER first, then a member of a set",
             EXIT_CONFIG,
         )
 
@@ -144,7 +144,7 @@ class PlainSlave:
         """Serve readers. Called after recovery of the log. Raise StartupError if it is unknown whose log it is."""
         if self._followed is None and self._store.max_physical_offset > 0:
             raise StartupError(
-                "brokerRole=SLAVE begins with an empty storePathRootDir: this log is no master's copy", EXIT_CONFIG
+                "brokerRole=SLAVE needs an empty storePathRootDir: this log is not a copy of a master's", EXIT_CONFIG
             )
         self._role.become(Role.SLAVE)
 
@@ -246,7 +246,7 @@ class PlainSlave:
             after = await self._api.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
             look = read_look(bytes(before.body), bytes(status.body), bytes(after.body), life.boot_ms)
         except (OSError, TimeoutError, NeveError) as error:
-            log.info("the master at %s does not say how safe its log is: %s", address, error)
+            log.info("the master at %s does not report its flushed offset: %s", address, error)
             return
         if look is not None and self.is_attached and self._followed is life:
             self._master_begins_at = look.begin
@@ -268,7 +268,7 @@ class PlainSlave:
         finally:
             self._is_cutting = False
             self.tick()
-        log.warning("the master lost its log above %d: what was copied of it is in %s", to, kept)
+        log.warning("the master lost its log above %d: the copied part is in %s", to, kept)
 
     async def following(self, master_epoch: int) -> None:
         """Save the life of the master durably before its first byte is stored."""

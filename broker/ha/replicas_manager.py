@@ -203,7 +203,7 @@ class ReplicasManager:
             async with asyncio.timeout(SWITCHOVER_S):
                 return await self._switch_over(target)
         except TimeoutError as error:
-            why = "no controller says who is master now; until one does nothing is taken here"
+            why = "no controller reports the present master; until one does, this member accepts no sends"
             raise SwitchoverNotDecided(why) from error
 
     async def _switch_over(self, target: int | None) -> int:
@@ -212,13 +212,13 @@ class ReplicasManager:
             raise SwitchoverRefused("this member is not the master")
         if (under_way := self.member.switchover_target) is not None:
             if target not in (None, under_way):
-                raise SwitchoverRefused("it hands over already")
+                raise SwitchoverRefused("a switchover is already in progress")
             return await self._switched_over(term, under_way)
         in_sync = self.term.in_sync
         if target is None:
             target = max(in_sync, key=lambda member: (term.end_of(member), -member), default=0)
         if target not in in_sync:
-            raise SwitchoverRefused(f"{target} does not follow in sync" if target else "no member follows in sync")
+            raise SwitchoverRefused(f"member {target} is not an in-sync slave" if target else "no slave is in sync")
         self.tick()  # records the present end of the log: from this callback on nothing is appended
         self.happens(Switchover(target))
         return await self._switched_over(term, target)
@@ -228,10 +228,10 @@ class ReplicasManager:
             self._changed.clear()
             await self._changed.wait()
         if self.term.confirming is term:
-            raise SwitchoverRefused(f"{target} did not get all of it in time, or no controller has answered")
+            raise SwitchoverRefused(f"member {target} did not catch up in time, or no controller answered")
         if self.member.record.view.master != target:
-            raise SwitchoverRefused(f"another one was elected before {target} was")
-        log.info("handed over to member %d", target)
+            raise SwitchoverRefused(f"another member was elected instead of {target}")
+        log.info("switched over to member %d", target)
         return target
 
     def happens(self, event: Event) -> None:
@@ -376,7 +376,7 @@ class ReplicasManager:
         self.happens(TruncationWanted(start, floor))
         if member.state is State.REFUSED:
             raise DivergenceRefused(
-                f"the log parts from its master's at {start}, and what lies below {floor} was confirmed"
+                f"the log diverges from its master's at {start}, below the confirmed offset {floor}"
             )
         await waiter
 

@@ -39,14 +39,14 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
     faults = [*_faults_of_addresses(controllers), *_faults_of_mode(config, replication, least)]
     faults += [*_faults_of_users(config), *_faults_of_mixing(config)]
     if config.broker_id:
-        faults.append(f"brokerId={config.broker_id} with replication: a controller gives the ids")
+        faults.append(f"brokerId={config.broker_id} with replication: a controller assigns the ids")
     if config.broker_role == "SLAVE":
-        faults.append("brokerRole=SLAVE with replication: a controller says who is what")
+        faults.append("brokerRole=SLAVE with replication: a controller assigns the roles")
     beat, silence = config.broker_heartbeat_interval, config.controller_heart_beat_timeout_mills
     if 2 * beat > silence:
         faults.append(
             f"brokerHeartbeatInterval={beat}ms with controllerHeartBeatTimeoutMills={silence}ms: "
-            "a master whose next heartbeat is late would be taken for dead; twice as long at least"
+            "a master with one late heartbeat would count as dead; the timeout must be at least twice the interval"
         )
     if faults:
         raise ConfigError(*faults)
@@ -77,8 +77,8 @@ def _why_not_stock(config: BrokerConfig, rules: ConfirmRules) -> str:
     if config.sync_flush or not rules.waits:
         return ""
     return (
-        f"with it replication={rules.replication.value} needs flushDiskType=SYNC_FLUSH, for it does not notice that a "
-        "broker came back from a power cut without what it had acknowledged from memory"
+        f"with it replication={rules.replication.value} needs flushDiskType=SYNC_FLUSH, as it does not notice that a "
+        "broker has lost acknowledged messages in a power cut"
     )
 
 
@@ -88,11 +88,11 @@ def is_slave(config: BrokerConfig) -> bool:
 
 
 def _check_slave(config: BrokerConfig) -> None:
-    faults = [*_faults_of_copies(config, "a slave of a master without a controller decides nothing")]
+    faults = [*_faults_of_copies(config, "a slave of a master without a controller has no replication settings")]
     if config.broker_id == 0:
-        faults.append("brokerRole=SLAVE with brokerId=0: that is the master's")
+        faults.append("brokerRole=SLAVE with brokerId=0: 0 is the id of the master")
     if not config.name_servers:
-        faults.append("brokerRole=SLAVE without namesrvAddr: the name servers know who the master is")
+        faults.append("brokerRole=SLAVE without namesrvAddr: a slave gets its master's address from the name servers")
     if faults:
         raise ConfigError(*faults)
 
@@ -143,8 +143,7 @@ def _faults_of_users(config: BrokerConfig) -> list[str]:
     faults = list[str]()
     if not config.inner_client_authentication_credentials:
         faults.append(
-            "authenticationEnabled with replication: members know each other by "
-            "innerClientAuthenticationCredentials, the same on all"
+            "authenticationEnabled with replication: set innerClientAuthenticationCredentials, equal on all members"
         )
     if config.tls_server_mode != "enforcing" or not config.tls_enable:
         faults.append("authenticationEnabled with replication: set tlsServerMode=enforcing and tlsEnable=true")
@@ -156,11 +155,11 @@ def _faults_of_mixing(config: BrokerConfig) -> list[str]:
     if not config.apache_members:
         return []
     asked = {
-        "authenticationEnabled=true: they send and take the log without a proof of who they are": (
+        "authenticationEnabled=true: Apache's brokers replicate without authentication": (
             config.authentication_enabled
         ),
-        "tlsServerMode=enforcing: they send and take the log as it is": config.tls_server_mode == "enforcing",
-        "storeUrl: they do not say what of the log is on their disks, so nothing could be archived": (
+        "tlsServerMode=enforcing: Apache's brokers replicate without TLS": config.tls_server_mode == "enforcing",
+        "storeUrl: Apache's brokers do not report their flushed offset, so nothing could be archived": (
             bool(config.store_url)
         ),
     }
@@ -171,14 +170,14 @@ def _faults_of_mode(config: BrokerConfig, replication: Replication, least: int) 
     mode, waits = replication.value, replication in (Replication.SYNC, Replication.SYNC_AVAILABLE)
     faults = list[str]()
     if replication is not Replication.SYNC and least > 1:
-        faults.append(f"replication={mode} with minInSyncReplicas={least}: only sync stops before fewer are left")
+        faults.append(f"replication={mode} with minInSyncReplicas={least}: only replication=sync enforces it")
     if not waits and config.all_ack_in_sync_state_set:
-        faults.append(f"allAckInSyncStateSet=true with replication={mode}, which waits for nobody: take sync")
+        faults.append(f"allAckInSyncStateSet=true with replication={mode}, which waits for no slave: use sync")
     if not waits and config.broker_role == "SYNC_MASTER":
-        faults.append(f"brokerRole=SYNC_MASTER with replication={mode}, which waits for nobody: take sync")
+        faults.append(f"brokerRole=SYNC_MASTER with replication={mode}, which waits for no slave: use sync")
     if config.in_sync_replicas > 1 and config.in_sync_replicas != least:
         faults.append(
-            f"inSyncReplicas={config.in_sync_replicas} with replication={mode}: an acknowledgement waits for all that "
-            "are in sync, or for nobody; how many those are at least says minInSyncReplicas"
+            f"inSyncReplicas={config.in_sync_replicas} with replication={mode}: an acknowledgement waits for all "
+            "in-sync replicas, or for none; minInSyncReplicas is their minimum"
         )
     return faults

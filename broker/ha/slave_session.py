@@ -259,7 +259,7 @@ class SlaveSession:
         if fault is not None:
             return self._end(f"this master is not followed: {fault.text}", fault)
         if master.master_epoch != self._master_epoch:
-            epochs = f"it is of epoch {master.master_epoch}, the one to follow of {self._master_epoch}"
+            epochs = f"it has epoch {master.master_epoch}, expected {self._master_epoch}"
             return self._end(f"another master: {epochs}")
         self.master = master
         self.state = SlaveState.SHAKING
@@ -280,7 +280,7 @@ class SlaveSession:
         if local.begin == local.end:
             return self._cut_or_attach(local.end, h2)
         if not local.epochs:
-            fault = refusal(Reason.NO_EPOCHS, f"the log ends at {local.end} and nobody knows who wrote it: a resync")
+            fault = refusal(Reason.NO_EPOCHS, f"the log ends at {local.end} and its epochs are unknown: resync it")
             return self._end(fault.text, fault)
         point = cut_point(
             local.epochs,
@@ -292,9 +292,7 @@ class SlaveSession:
             last_confirm=local.confirm,
         )
         if point is None or point < local.begin:
-            text = (
-                f"the logs part below {local.begin}, where this one begins: epochs {local.epochs[:3]}, {h2.epochs[:3]}"
-            )
+            text = f"the logs diverge below this one's begin {local.begin}: epochs {local.epochs[:3]}, {h2.epochs[:3]}"
             return self._end(text, refusal(Reason.NOTHING_IN_COMMON, text))
         return self._cut_or_attach(point, h2)
 
@@ -373,8 +371,8 @@ class SlaveSession:
 
     def _end_of_another_log(self) -> End:
         text = (
-            f"the master's log is another one: it differs below {self._end_of_log}, where this one ends. It lost its "
-            "tail and went on over it in the same epoch: have another one elected, that has what was acknowledged"
+            f"the master's log is another one: it differs below {self._end_of_log}, the end of this one. It lost its "
+            "tail and overwrote it in the same epoch: have a member elected that has all acknowledged messages"
         )
         return self._end(text, refusal(Reason.MISMATCH, text))
 

@@ -71,9 +71,12 @@ def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str
         begin, end = max(int(table["commitLogMinOffset"]), 0), int(table["commitLogMaxOffset"])  # an empty log has -1
         ha_address = ha_info["masterHaAddress"]
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
-        raise NeveError(None, f"the master does not say of itself what a slave has to know: {error!r}") from error
+        raise NeveError(None, f"the master does not report the fields that a slave needs: {error!r}") from error
     if not (0 <= begin <= end and life.end_at_start <= end):
-        raise NeveError(None, f"a log from {begin} to {end} that ended at {life.end_at_start} once can't be")
+        raise NeveError(
+            None,
+            f"the master reports an impossible log: {begin} to {end}, at its start it ended at {life.end_at_start}",
+        )
     return StockMaster(life=life, begin=begin, end=end, ha_address=ha_address, settings=settings)
 
 
@@ -87,7 +90,7 @@ def unlike_stock(own: Hello, master: StockMaster) -> Refusal | None:
     if theirs.get("brokerRole") == "SLAVE" or theirs.get("brokerId", "0") != "0":
         return refusal(Reason.NOT_MASTER, f"brokerId {theirs.get('brokerId')}, {theirs.get('brokerRole')}: no master")
     if theirs.get("enableControllerMode") == "true":
-        return refusal(Reason.NOT_MASTER, "the master has a controller: so has who follows it")
+        return refusal(Reason.NOT_MASTER, "the master has a controller: its slaves need one, too")
     return unlike_settings(own, theirs)
 
 
@@ -97,11 +100,15 @@ def unlike_stock_member(own: Hello, settings: Mapping[str, str], *, waits: bool)
     `waits`: acknowledgements of this set wait for slaves, so bytes that a slave lacks must not be confirmed.
     """
     if settings.get("brokerRole") == "SLAVE" or settings.get("brokerId", "0") != "0":
-        return refusal(Reason.NOT_MASTER, "it does not know yet that it is master")
+        return refusal(Reason.NOT_MASTER, "it is not the master yet")
     if waits and settings.get("allAckInSyncStateSet") != "true":
-        return refusal(Reason.FORMAT, "allAckInSyncStateSet=false at the master: what it confirms others may lack")
+        return refusal(
+            Reason.FORMAT, "allAckInSyncStateSet=false at the master: in-sync members may lack confirmed messages"
+        )
     if settings.get("timerWheelEnable") != "false":
-        return refusal(Reason.FORMAT, "timerWheelEnable=true at the master: which it has delivered nobody else knows")
+        return refusal(
+            Reason.FORMAT, "timerWheelEnable=true at the master: only the master knows which timers it has delivered"
+        )
     return unlike_settings(own, settings)
 
 
@@ -157,7 +164,7 @@ def read_look(before: bytes, ha_status: bytes, after: bytes, boot_ms: int) -> Lo
         begin, end = max(int(tables[1]["commitLogMinOffset"]), 0), status.master_commit_log_max_offset
         behind = _at_most(tables[1]["remainHowManyDataToFlush"])
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
-        raise NeveError(None, f"the master does not say how safe its log is: {error!r}") from error
+        raise NeveError(None, f"the master does not report its flushed offset: {error!r}") from error
     slaves = tuple(slave.slave_ack_offset for slave in status.ha_connection_info if slave.in_sync)
     return Look(begin=begin, end=end, flushed=max(end - behind, 0), in_sync=slaves)
 
@@ -166,7 +173,7 @@ def _at_most(text: str) -> int:
     """Return the largest number of bytes that is displayed as `text`. Raise ValueError."""
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no size")
+        raise ValueError(f"{text!r} is not a size")
     number, unit = found.groups()
     if not unit:
         return int(number)

@@ -70,7 +70,7 @@ class StockReach:
 
     def heard(self, look: Look, now: float) -> None:
         """Take a state of the log, of the life that is followed."""
-        assert self._boot_ms >= 0, "of which life?"
+        assert self._boot_ms >= 0, "the followed life is unknown"
         full = self._border(look.end)
         if not self._full or full > self._full[-1][0]:
             self._full.append((full, now))

@@ -116,7 +116,7 @@ class StoreImport:
         self._log = found = source.log()
         self._end = found.end
         if found.behind > found.end:
-            self._cut_at(found.end, found, "what is no record has whole ones behind it")
+            self._cut_at(found.end, found, "valid records follow bytes that are not a record")
         if found.end == found.begin:
             raise refused(f"the log of {source.root} is empty")
         if found.file_size != config.mapped_file_size_commit_log:
@@ -155,8 +155,8 @@ class StoreImport:
             self._marker.write(Marker(str(self._source.root)))
             return
         if begun.source != str(self._source.root):
-            raise refused(f"{self._config.root} has a part of {begun.source}: go on with that, or empty it")
-        log.warning("going on with the import of %s", begun.source)
+            raise refused(f"{self._config.root} has a part of {begun.source}: resume that import, or empty it")
+        log.warning("resuming the import of %s", begun.source)
 
     async def copy(self, store: MessageStore, flush: Flush) -> None:
         """Copy the log, from its end here. Every record is checked as if a master had sent it."""
@@ -182,9 +182,9 @@ class StoreImport:
                 synced = piece.offset
                 await flush.flush_now()
                 await flush.upkeep_now()
-                log.info("%d of %d MiB are here", (synced - found.begin) >> 20, (found.end - found.begin) >> 20)
+                log.info("%d of %d MiB copied", (synced - found.begin) >> 20, (found.end - found.begin) >> 20)
         if source.grew_above(found):
-            raise refused(f"{source.root} is written to: stop its broker, and do it again")
+            raise refused(f"{source.root} is written to: stop its broker, and start again")
         await flush.flush_now()
         await flush.upkeep_now()
 
@@ -196,7 +196,9 @@ class StoreImport:
             return found.begin
         offset, raw = newest
         if not found.begin <= offset < end <= found.end or self._source.raw_at(offset, len(raw), found) != raw:
-            raise refused(f"what {self._config.root} has is not of {self._source.root}: empty it, and do it again")
+            raise refused(
+                f"the log in {self._config.root} is not that of {self._source.root}: empty the directory and retry"
+            )
         return end
 
     def _cut_at(self, end: int, found: StoredLog, why: str) -> None:
@@ -211,8 +213,8 @@ class StoreImport:
         before_ms, synced_ms = source.time_before(end, found), source.synced_ms()
         if before_ms < synced_ms:
             raise refused(
-                f"{damaged}. That its broker was killed does not explain it: what was stored up to {synced_ms} had "
-                f"come to the disk, and the record before was stored at {before_ms}. A slave's file has the same bytes"
+                f"{damaged}. The kill of its broker does not explain it: records stored up to {synced_ms} were "
+                f"synced, and the record before was stored at {before_ms}. A slave's file has the same bytes"
             )
         self._end = end
         log.warning("the broker was killed: %d bytes behind %d of its log are torn (%s)", found.behind - end, end, why)
@@ -222,7 +224,7 @@ class StoreImport:
         image, newest = self._tables, store.reader.newest_record()
         assert image is not None, "begun"
         if newest is None:
-            raise refused(f"no record of {self._source.root} is whole")
+            raise refused(f"{self._source.root} has no complete record")
         record, end = decode_record(newest), store.max_physical_offset
         image = msgspec.structs.replace(image, log_begin=end, log_end=end)
         tables.install_stock(image)
@@ -245,7 +247,7 @@ class StoreImport:
         """Make the directory that of a slave whose master is gone."""
         config, disk = self._config, self._disk
         newest = store.reader.newest_record()
-        assert newest is not None, "its tables are here"
+        assert newest is not None, "tables imported"
         life = Life(
             config.broker_cluster_name,
             config.broker_name,
@@ -264,7 +266,7 @@ def refuse_unfinished_import(config: BrokerConfig, disk: Disk) -> None:
     begun = _marker(config, disk).read()
     if begun is not None:
         raise StartupError(
-            f"{config.root}: an import has not ended here; start again with --import-from {begun.source}"
+            f"{config.root}: an import has not finished here; start again with --import-from {begun.source}"
         )
 
 

@@ -58,7 +58,7 @@ _RECORD_MAGIC = re.compile(
 TABLES_LAG_MS = 600_000
 # Files with which it keeps state in stores of other kinds.
 _ELSEWHERE = {
-    "kvStore": "who has popped what (popConsumerKVServiceEnable)",
+    "kvStore": "the state of pops (popConsumerKVServiceEnable)",
     "config/rdb": "its tables (configManagerVersion=v2)",
     "config/topics": "its tables (storeType=defaultRocksDB)",
     "dledgerCommitlog": "its log (enableDLegerCommitLog)",
@@ -99,7 +99,7 @@ class StoredBroker:
         if not disk.exists(root):
             raise refused(f"{root}: there is no such directory")
         if not rocketmqs_store.is_one(disk, root):
-            raise refused(f"{root} is no store of RocketMQ's: a checkpoint of its kind is missing")
+            raise refused(f"{root} is not a store of RocketMQ: it has no valid checkpoint")
         for name, what in _ELSEWHERE.items():
             path = root / name
             if disk.exists(path) and disk.list_dir(path):
@@ -176,7 +176,7 @@ class StoredBroker:
             # in a killed broker's file it may be torn: the copy checks it
             with contextlib.suppress(StartupError):
                 return self._record_at(log.begin + number * log.file_size, log.file_size).store_host
-        raise refused(f"no file of the log of {self.root} begins with a record that is whole")
+        raise refused(f"no file of the log of {self.root} begins with a complete record")
 
     def _record_at(self, offset: int, file_size: int) -> MessageRecord:
         size: int = SIZE_AND_MAGIC.unpack(self._read(offset, SIZE_AND_MAGIC.size, file_size))[0]
@@ -193,7 +193,7 @@ class StoredBroker:
         names = self._disk.list_dir(self.root / "commitlog")
         odd = [name for name in names if not (len(name) == _BASE_DIGITS and name.isascii() and name.isdigit())]
         if odd:
-            raise refused(f"{self.root / 'commitlog' / odd[0]}: no file of a log has such a name")
+            raise refused(f"{self.root / 'commitlog' / odd[0]}: not a name of a log file")
         bases = sorted(map(int, names))
         while bases and self._disk.size(self._file(bases[-1])) == 0:  # RocketMQ's own start deletes it
             bases.pop()
@@ -261,7 +261,7 @@ class StoredBroker:
         """Return the tables as the broker would have sent them to a slave."""
         topics = self._table("topics", StockTopics)
         if topics is None:
-            raise refused(f"{self.root / 'config' / 'topics.json'} is missing: nobody knows which topics there were")
+            raise refused(f"{self.root / 'config' / 'topics.json'} is missing: the topics are unknown")
         version = DataVersion()
         tables = StockTables(
             topics=topics,
@@ -296,7 +296,7 @@ class StoredBroker:
             return None
         page = self._disk.read(path)
         if len(page) < _CHECK_POINT.size:
-            raise refused(f"{path}: {len(page)} bytes are no checkpoint of timers")
+            raise refused(f"{path}: {len(page)} bytes are not a checkpoint of timers")
         read_ms, _, next_offset, _ = _CHECK_POINT.unpack_from(page)
         return TimerCheckPoint(read_ms, next_offset)
 

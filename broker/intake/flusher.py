@@ -27,7 +27,7 @@ from infra.net.remoting_server import Connection
 log = logging.getLogger(__name__)
 
 _FAILED = "flush failed"
-_CUT = "the log was cut below what was to be synced"
+_CUT = "the log was truncated below the bytes to sync"
 _AGAIN_S = 0.1
 
 
@@ -218,7 +218,7 @@ class Flusher:
         """
         if self.failed:
             return
-        log.critical("flush failed: nothing more is acknowledged: %r", error)
+        log.critical("flush failed, acknowledgements stop: %r", error)
         self.failed = True
         self._waiting.clear()
         for _, waiter in self._flush_waiters:

@@ -65,7 +65,7 @@ class InternalRecords:
         """Return whether a neve broker wrote the record; count it as ignored if not."""
         if record.prepared_transaction_offset == WRITTEN_BY_NEVE:
             return True
-        self.ignore(record, "no neve broker wrote it")
+        self.ignore(record, "not written by a neve broker")
         return False
 
     def ignore(self, record: MessageRecord, cause: str) -> None:

@@ -43,7 +43,7 @@ from neve.remoting.codes import ResponseCode
 # without waiting for answers must not exhaust the memory.
 UNCONFIRMED_MAX = 128 << 20
 NOT_ENOUGH = "in-sync replicas not enough"
-NOT_SAFE = "stored, but not known to be with all members of the SyncStateSet"
+NOT_SAFE = "stored, but not confirmed by all members of the SyncStateSet"
 
 
 _Waiter = WaitingSend | asyncio.Future[None]
@@ -169,14 +169,14 @@ class GroupTransfer:
 
     def _refusal(self) -> tuple[ResponseCode, str] | None:
         if not self._set.leads:
-            return ResponseCode.SYSTEM_BUSY, "this member of the broker set takes no messages now"
+            return ResponseCode.SYSTEM_BUSY, "this member of the broker set accepts no messages at present"
         acknowledged = self._set.acknowledged()
         if acknowledged < 0:
             return ResponseCode.SYSTEM_ERROR, self._set.why_silent()
         if not self._set.may_append():
             return ResponseCode.SYSTEM_ERROR, NOT_ENOUGH
         if self._newest - acknowledged > UNCONFIRMED_MAX:
-            return ResponseCode.SYSTEM_BUSY, f"{UNCONFIRMED_MAX >> 20} MiB wait for the broker set"
+            return ResponseCode.SYSTEM_BUSY, f"{UNCONFIRMED_MAX >> 20} MiB are unconfirmed by the broker set"
         return None
 
     def appended(self) -> None:

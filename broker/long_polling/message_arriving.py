@@ -30,7 +30,7 @@ class MessageArriving:
             try:
                 self._tell(shown)
             except Exception as error:  # noqa: BLE001 - waiting requests time out and poll again
-                self._faults.add("who waits for messages", error)
+                self._faults.add("waiting requests", error)
 
     def _tell(self, shown: Iterable[VisibleEntry]) -> None:
         hold, polling = self._hold, self._polling

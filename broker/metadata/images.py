@@ -101,7 +101,7 @@ def inflated(data: bytes) -> bytes:
     except zlib.error as error:
         raise UnreadableChange(f"a damaged image of tables: {error}") from None
     if not inflater.eof or inflater.unused_data:
-        raise UnreadableChange(f"a damaged image of tables: {len(data)} bytes that don't end as they should")
+        raise UnreadableChange(f"a damaged image of tables: {len(data)} bytes with an invalid end")
     return whole
 
 

@@ -287,7 +287,7 @@ class MetadataLog:
         """Run the slow part of `lead`, while the log does not grow and no offset changes."""
         self.catch_up()
         end = self._queues.next_offset(METADATA_LOG, CHANGES)
-        assert self._journal.position == end, "a master's log is confirmed to its end before it takes anything"
+        assert self._journal.position == end, "a master's log is confirmed to its end before its first append"
         return (yield from self._offsets.clip_steps(self._queues.max_offset))
 
     # -- log

@@ -184,7 +184,7 @@ class SlaveSynchronize:
     async def _image(self, master: Master, code: RequestCode, decode: Callable[[bytes], Image]) -> Image:
         answer = await self._api.ask(master.address, code, {MASTER_EPOCH: str(master.epoch)})
         if answer.ext.get(IS_IMAGE) != "1":
-            raise NeveError(None, f"{master.address} does not say its tables as neve does")
+            raise NeveError(None, f"{master.address} does not return its tables in neve's format")
         return await asyncio.to_thread(lambda: decode(inflated(bytes(answer.body))))
 
     def _failed(self, master: Master, reason: str, before: str | None) -> None:
@@ -209,7 +209,7 @@ class SlaveSynchronize:
             self._on_unreadable(str(error))
         except OSError as error:  # a fault of the disk: the image is requested again
             self._is_image_due = True
-            self._failed(master, f"can't be kept here: {error}", self.trouble)
+            self._failed(master, f"can't be stored: {error}", self.trouble)
 
     def _follow_log(self) -> None:
         confirmed = self._confirmed()
@@ -227,7 +227,7 @@ class SlaveSynchronize:
             if image is not None or not self._is_image_needed:
                 self._is_image_due = True
             if not self._is_image_needed:
-                log.info("waits for its master's tables: %s", error)
+                log.info("waiting for the master's tables: %s", error)
                 self._is_image_needed = True
                 self._wake.set()
             return

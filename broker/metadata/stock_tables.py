@@ -135,7 +135,7 @@ async def ask_stock_master(api: Asked, address: str) -> StockImage:
     offsets = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, StockOffsets)
     status = await ask(RequestCode.GET_BROKER_HA_STATUS, _HaStatus)
     if not status.master:
-        raise NeveError(None, f"{address} is no master")
+        raise NeveError(None, f"{address} is not a master")
     tables = StockTables(topics=topics, groups=groups, modes=modes, delays=delays, offsets=offsets)
     end = status.master_commit_log_max_offset
     return image_of(tables, log_begin=log_begin, log_end=end, timers=timers, elsewhere=_elsewhere(bytes(settings.body)))
@@ -175,7 +175,7 @@ async def _ask_timers(api: Asked, address: str) -> TimerCheckPoint | None:
             return None  # timerWheelEnable=false
         raise
     if len(body) < _CHECK_POINT.size:
-        raise NeveError(None, f"{address}: {len(body)} bytes are no checkpoint of timers")
+        raise NeveError(None, f"{address}: {len(body)} bytes are not a checkpoint of timers")
     read_ms, _, next_offset, _ = _CHECK_POINT.unpack_from(body)
     return TimerCheckPoint(read_ms, next_offset)
 

@@ -378,7 +378,7 @@ class PopBook:
                         work = 0
                         yield
             except BrokerError as error:
-                log.warning("idle queues stay in the pop book: %s", error)
+                log.warning("idle queues not removed from the pop book: %s", error)
                 break
         return dropped
 

@@ -66,7 +66,7 @@ class QueueLock:
     passed_by: bool = False
 
     def take(self) -> None:
-        assert not self.held, "who finds it held passes by"
+        assert not self.held, "a queue that is held is skipped"
         self.held = True
 
     def pass_by(self) -> bool:
@@ -76,7 +76,7 @@ class QueueLock:
 
     def release(self) -> bool:
         """Release the lock and return whether a pop skipped the queue meanwhile."""
-        assert self.held, "released by who took it"
+        assert self.held, "only the holder releases it"
         told, self.held, self.passed_by = self.passed_by, False, False
         return told
 

@@ -122,11 +122,11 @@ class Promotion:
             raise refused(f"{self._followed.path} is of another broker than {broker} of {cluster}: {life}")
         poll = self._last_poll.current
         if poll is None:
-            raise refused("it never had the tables of its master, so nobody knows what of its log is delivered")
+            raise refused("it never got the tables of its master, so the delivered messages of its log are unknown")
         if poll.elsewhere:
             raise refused(
-                f"{', '.join(poll.elsewhere)} at the master: who has popped what is in a store of its own, of which no "
-                f"slave hears. Set it to false there, and wait until nothing is out any more"
+                f"{', '.join(poll.elsewhere)} at the master: it keeps the state of pops in a store that "
+                f"no slave receives. Set it to false there, and wait until no popped message is in flight"
             )
         await refuse_present(api, poll.master, (broker, address), name_servers)
 
@@ -164,7 +164,7 @@ class Promotion:
         try:
             self._run(self._last_poll.current)
         except (StoreError, BrokerError, OSError) as error:
-            raise StartupError(f"what its master left can't be gone on with: {error}", EXIT_FAILED) from error
+            raise StartupError(f"the pending messages of its master can't be read: {error}", EXIT_FAILED) from error
 
     def _run(self, poll: LastPoll) -> None:
         store, offsets = self._store, self._offsets
@@ -174,7 +174,7 @@ class Promotion:
         delayed = delays.perhaps_delivered(store, self._schedule, poll, horizon)
         waiting = timers.not_delivered(store, poll)
         if isinstance(waiting, timers.Unreadable):
-            raise refused(f"its master says of {waiting.count} timers in its log to nobody which are delivered")
+            raise refused(f"its master does not report which of {waiting.count} timers in its log are delivered")
         popped = pops.not_acknowledged(store, poll, self._revive_log, self._broker, waiting)
         prepared = halves.prepared(store, poll)
         delivered = Delivered(
@@ -200,14 +200,14 @@ class Promotion:
         self._schedule.install(positions)
         for topic in new_topics(store, poll.asked_at, self._topics.topics):
             queues = max(store.queues.names_of(topic)) + 1
-            log.warning("the topic %s is younger than the master's last tables: it has %d queues here", topic, queues)
+            log.warning("topic created after the last tables of the master: topic=%s queues=%d", topic, queues)
             self._topics.create_now(topic, queues)
         store.after_flush(store.visibility.flush())
         self._schedule.file.save_now()
         self._book.begin_with(out)
         log.info(
-            "what waits at %d in the log of the Apache master at %s is found: %d half messages, %d popped messages and "
-            "what waits for its time",
+            "pending messages found at %d in the log of the Apache master at %s: %d half messages, %d popped messages, "
+            "delayed messages and timers",
             store.max_physical_offset,
             poll.master,
             len(transactions.waiting),
@@ -257,9 +257,9 @@ async def refuse_present(api: Api, master: str, own: tuple[str, str], name_serve
     """
     try:
         if await api.reaches(master):
-            raise refused(f"the master at {master} is there: stop it first, both would give the same offsets")
+            raise refused(f"the master at {master} answers: stop it first, both would assign the same offsets")
         if not name_servers:
-            raise refused("namesrvAddr is empty: nobody says that its master is gone")
+            raise refused("namesrvAddr is empty: no name server confirms that its master is gone")
         await _ask_name_servers(api, *own, name_servers)
     finally:
         api.close()
@@ -279,13 +279,13 @@ async def _ask_name_servers(api: Api, broker: str, own: str, name_servers: Seque
         if master != own:
             raise refused(f"the name server {server} knows {master} as the master of {broker}: stop that one first")
     if len(reasons) == len(name_servers):
-        raise refused(f"no name server says that its master is gone: {'; '.join(reasons)}")
+        raise refused(f"no name server confirms that its master is gone: {'; '.join(reasons)}")
 
 
 def refused(reason: str, exit_code: int = EXIT_CONFIG) -> StartupError:
     """Return the error of a refused promotion."""
     return StartupError(
-        f"this is the copy of an Apache master's log, and can't become master: {reason}. As brokerRole=SLAVE it goes "
-        f"on as it is",
+        f"this is the copy of an Apache master's log, and can't become master: {reason}. It can "
+        "continue with brokerRole=SLAVE",
         exit_code,
     )

@@ -141,13 +141,13 @@ class TieredStore:
 
     def register_metrics(self, metrics: Metrics) -> None:
         metrics.counter("cold_reads_total", "pulls answered from the archive", lambda: self.cold_reads)
-        metrics.counter("cold_read_failures_total", "pulls the archive could not answer", lambda: self.cold_failures)
-        metrics.counter("old_reads_total", "local reads below hotBytes", lambda: self.old_reads.count)
         metrics.counter(
-            "old_reads_waited_total", "local reads that had to wait for the disk", lambda: self.old_reads.waited
+            "cold_read_failures_total", "pulls that the archive could not answer", lambda: self.cold_failures
         )
-        metrics.gauge("cold_parked", "pulls that wait for the archive", lambda: self.cold_parked)
-        metrics.histogram("cold_read_seconds", "from a cold pull to its answer", self.cold_latency)
+        metrics.counter("old_reads_total", "local reads below hotBytes", lambda: self.old_reads.count)
+        metrics.counter("old_reads_waited_total", "local reads that waited for the disk", lambda: self.old_reads.waited)
+        metrics.gauge("cold_parked", "pulls waiting for the archive", lambda: self.cold_parked)
+        metrics.histogram("cold_read_seconds", "time from a cold pull to its answer", self.cold_latency)
 
     def close(self) -> None:
         self.old_reads.close()
@@ -483,7 +483,7 @@ class TieredStore:
 
     async def _in_thread(self, ask: Callable[..., T], *arguments: Any) -> T:
         if self._queries >= _QUERIES_MAX:
-            raise ColdUnavailable(f"{self._queries} questions to the archive wait already")
+            raise ColdUnavailable(f"{self._queries} queries to the archive are queued already")
         self._queries += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)

@@ -58,7 +58,7 @@ class AdminConfigProcessor:
         except ConfigError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         except OSError as error:
-            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"not changed, for it can't be kept: {error}") from error
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"not changed, because it can't be saved: {error}") from error
         if "logLevel" in {*changes, *unset}:
             logs.set_level(self._config.log_level)
         told = [*(f"{key}={value}" for key, value in changes.items()), *(f"{key} as it was given" for key in unset)]

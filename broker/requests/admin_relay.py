@@ -75,7 +75,7 @@ class AdminRelayProcessor:
         try:
             offset = parse_offset_msg_id(msg_id)[2]
         except ValueError as error:
-            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is no offset message id") from error
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is not an offset message id") from error
         record = await self._tiered.record_at(offset)
         if record is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
@@ -128,5 +128,5 @@ class AdminRelayProcessor:
             if answer.code == ResponseCode.SUCCESS and len(answer.body):
                 table[channel.client_id] = lenient_loads(answer.body).get("messageQueueTable") or {}
             else:
-                log.info("%s of %s did not tell its offsets: %s", channel.client_id, group, answer.remark)
+                log.info("%s of %s did not report its offsets: %s", channel.client_id, group, answer.remark)
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"consumerTable": table}))

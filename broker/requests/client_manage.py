@@ -185,7 +185,7 @@ class ClientManageProcessor:
                 else:
                     self._topics.grow(retry, queue_nums)
             except BrokerError as error:  # a later heartbeat retries: clients may read while the log refuses records
-                log.debug("%s is not made yet: %s", retry, error.remark)
+                log.debug("%s is not created yet: %s", retry, error.remark)
             else:
                 self._registration.soon()
         kinds = (consumer.consume_type, consumer.message_model, consumer.consume_from_where)

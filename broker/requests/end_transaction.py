@@ -25,7 +25,7 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
 from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC
 
-_ROLES = master_else(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transaction")
+_ROLES = master_else(ResponseCode.SLAVE_NOT_AVAILABLE, "transactions end at the master")
 
 
 class EndTransactionProcessor:
@@ -160,4 +160,4 @@ def _physical_offset(msg_id: str) -> int:
     try:
         return parse_offset_msg_id(msg_id)[2]
     except ValueError as error:
-        raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is no offset message id") from error
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is not an offset message id") from error

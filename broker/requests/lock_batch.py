@@ -57,7 +57,7 @@ def _lock_body(request: RemotingCommand) -> tuple[str, str, list[tuple[str, str,
     value = lenient_loads(request.body)
     items = value.get("mqSet") or () if isinstance(value, dict) else None
     if not isinstance(items, list | tuple):
-        raise BrokerError(ResponseCode.SYSTEM_ERROR, "the body is no lock request")
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, "the body is not a lock request")
     queues = [item if isinstance(item, MessageQueue) else convert(item, _LockQueue) for item in items]
     places = [(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
     return str(value.get("consumerGroup", "")), str(value.get("clientId", "")), places

@@ -93,7 +93,7 @@ class PopMessageProcessor:
         try:
             await self._replication.replicated(self._log_end(), term)
         except BrokerError as error:
-            raise BrokerError(ResponseCode.SYSTEM_BUSY, f"popped, and not handed out: {error.remark}") from error
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, f"popped, but not returned: {error.remark}") from error
 
     async def _wait(
         self, waiter: Waiter, asked: PopRequest, result: PopResult, deadline: float

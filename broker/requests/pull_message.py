@@ -170,7 +170,7 @@ class PullMessageProcessor:
 
     def _require_place(self) -> None:
         if self._hold.full:
-            raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many waiting pulls")
 
     def _first_deadline(self, pull: Pull) -> float:
         """Return the deadline of the request, which stays the same when the pull is held again."""

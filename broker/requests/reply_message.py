@@ -101,6 +101,6 @@ class ReplyMessageProcessor:
             stored = self._intake.put_now(message, properties)
         except BrokerError as error:
             # The answer reports the outcome of the push only.
-            log.warning("a reply to %s can't be kept: %s", properties.get("REPLY_TO_CLIENT"), error)
+            log.warning("a reply to %s can't be stored: %s", properties.get("REPLY_TO_CLIENT"), error)
             return {}
         return {"msgId": stored.msg_id, "queueId": str(stored.queue_id), "queueOffset": str(stored.queue_offset)}

@@ -71,9 +71,9 @@ class SlavePollsProcessor:
     def _require_epoch(self, request: RemotingCommand) -> None:
         wanted, epoch = require_int(request.ext, MASTER_EPOCH), self._leads_in()
         if wanted != epoch:
-            is_what = "is no master" if epoch is None else f"is master in epoch {epoch}"
+            is_what = "is not a master" if epoch is None else f"is master in epoch {epoch}"
             raise BrokerError(
-                ResponseCode.SYSTEM_ERROR, f"this broker {is_what}: the tables of epoch {wanted} are another's"
+                ResponseCode.SYSTEM_ERROR, f"this broker {is_what}: it does not have the tables of epoch {wanted}"
             )
 
     async def _answer(self, request: RemotingCommand, image: MetadataImage | OffsetsImage) -> RemotingCommand:

@@ -52,34 +52,39 @@ _NO_ARCHIVE = Response(409, b"no archive: set storeUrl\n")
 _IN_NO_SET = Response(409, b"this broker is in no set: replication=none\n")
 # Metrics of the archive's status: name, key in the status, factor to the metric's unit, help text.
 _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
-    ("backlog_bytes", "backlog_bytes", 1, "bytes of the log that are not archived yet"),
-    ("backlog_age_seconds", "backlog_age_ms", 1e-3, "age of the oldest message that is not archived yet"),
-    ("upload_bytes_per_second", "upload_bytes_per_second", 1, "limit in force for uploads, 0 for none"),
-    ("upload_waited_seconds_total", "upload_waited_ms", 1e-3, "how long a limit has held uploads back"),
+    ("backlog_bytes", "backlog_bytes", 1, "unarchived bytes of the log"),
+    ("backlog_age_seconds", "backlog_age_ms", 1e-3, "age of the oldest unarchived message"),
+    ("upload_bytes_per_second", "upload_bytes_per_second", 1, "current limit for uploads, 0: no limit"),
+    ("upload_waited_seconds_total", "upload_waited_ms", 1e-3, "time that uploads waited for the limit"),
     (
         "worker_starved_seconds_total",
         "worker_starved_ms",
         1e-3,
-        "how long rounds waited while their worker had no processor and wanted one",
+        "time that rounds waited while their worker was ready but got no processor",
     ),
     ("rows_total", "rows", 1, "rows written into objects"),
     (
         "rows_with_wire_total",
         "rows_with_wire",
         1,
-        "archived rows that are kept whole, too: their columns do not rebuild them",
+        "archived rows stored with the whole record, because their columns do not rebuild it",
     ),
-    ("rows_damaged_total", "rows_damaged", 1, "archived rows whose record is damaged: CRC or framing do not hold"),
-    ("objects", "objects", 1, "objects that readers see"),
-    ("compactions_total", "compactions", 1, "objects that were made of others"),
-    ("compactions_failed_total", "compactions_failed", 1, "objects that were to be made of others, and were not"),
-    ("compacted_objects_total", "compacted_objects", 1, "objects whose place one made of them took"),
-    ("compacted_bytes_total", "compacted_bytes", 1, "bytes of objects whose place one made of them took"),
+    ("rows_damaged_total", "rows_damaged", 1, "archived rows whose record has an invalid CRC or framing"),
+    ("objects", "objects", 1, "visible objects"),
+    ("compactions_total", "compactions", 1, "objects written by compaction or erasure"),
+    (
+        "compactions_failed_total",
+        "compactions_failed",
+        1,
+        "failed attempts to write an object by compaction or erasure",
+    ),
+    ("compacted_objects_total", "compacted_objects", 1, "objects replaced by compaction or erasure"),
+    ("compacted_bytes_total", "compacted_bytes", 1, "bytes of objects replaced by compaction or erasure"),
     ("delta_commits_total", "delta_commits", 1, "commits to logs of Delta tables"),
     ("delta_entries_behind", "delta_entries_behind", 1, "journal entries that the Delta tables lack"),
     ("gaps", "gaps", 1, "offset ranges recorded as lost, without erased ones"),
-    ("open_names", "open_names", 1, "objects that a round named and has not published"),
-    ("topics_set_aside", "topics_set_aside", 1, "topics whose messages can't be archived or expired as they are"),
+    ("open_names", "open_names", 1, "objects named by a round and not yet published"),
+    ("topics_set_aside", "topics_set_aside", 1, "quarantined topics: their messages can't be archived or expired"),
 )
 
 

@@ -45,8 +45,10 @@ def register_traffic(metrics: Metrics, totals: Totals, intake: Intake, stats: Br
 
 def register_latencies(metrics: Metrics, sends: Histogram, pulls: Histogram) -> None:
     """Register latencies within the broker, without network time and queueing in clients."""
-    metrics.histogram("send_seconds", "from when a send is read to its answer, as safe as was asked for", sends)
-    metrics.histogram("pull_seconds", "from when a pull's reading begins to its answer, of those with messages", pulls)
+    metrics.histogram("send_seconds", "time from reading a send to its answer, including sync and replication", sends)
+    metrics.histogram(
+        "pull_seconds", "time from the start of a pull's read to its answer, only pulls with messages", pulls
+    )
 
 
 def register_conditions(metrics: Metrics, conditions: Conditions) -> None:
@@ -58,11 +60,11 @@ def register_conditions(metrics: Metrics, conditions: Conditions) -> None:
 def register_groups(metrics: Metrics, offsets: ConsumerOffsetManager, pops: PopBook, revive: PopRevive) -> None:
     """Register numbers of committed offsets and popped messages."""
     counter, gauge = metrics.counter, metrics.gauge
-    text = "offsets of groups, one for each queue; maxConsumerOffsets bounds them"
+    text = "committed offsets, one for each group and queue; maxConsumerOffsets is the limit"
     gauge("consumer_offsets", text, lambda: offsets.count)
-    gauge("pop_queues", "queues of groups that the pop book tracks", lambda: len(pops.queues))
-    counter("pop_revives_total", "popped messages that came back", lambda: revive.revived)
-    gauge("pop_revives_waiting", "messages to come back that wait to be read", lambda: revive.waiting)
+    gauge("pop_queues", "queues in the pop book, counted for each group", lambda: len(pops.queues))
+    counter("pop_revives_total", "popped messages redelivered after their invisible time", lambda: revive.revived)
+    gauge("pop_revives_waiting", "expired popped messages waiting to be read", lambda: revive.waiting)
 
 
 def register_clients(  # noqa: PLR0917 - one parameter per component
@@ -75,12 +77,14 @@ def register_clients(  # noqa: PLR0917 - one parameter per component
 ) -> None:
     """Register numbers of clients and of waiting requests."""
     gauge = metrics.gauge
-    gauge("client_bytes", "what heartbeats say, of all connections", lambda: clients.bytes)
-    gauge("queue_locks", "queues that ordered consumers hold locked", lambda: locks.count)
-    gauge("held_pulls", "pulls that wait for a message", lambda: hold.count)
-    gauge("backlog_reads_waiting", "pulls of backlogs that wait for a turn of the loop", lambda: backlog_turns.waiting)
-    gauge("consumer_groups_online", "groups with a member", lambda: len(clients.consumers))
-    gauge("name_servers", "name servers that know this broker", lambda: len(name_servers.registered))
+    gauge("client_bytes", "bytes of heartbeat data of all connections", lambda: clients.bytes)
+    gauge("queue_locks", "queues locked by ordered consumers", lambda: locks.count)
+    gauge("held_pulls", "pulls waiting for a message", lambda: hold.count)
+    gauge(
+        "backlog_reads_waiting", "pulls of backlogs waiting for a turn of the event loop", lambda: backlog_turns.waiting
+    )
+    gauge("consumer_groups_online", "groups with a connected member", lambda: len(clients.consumers))
+    gauge("name_servers", "name servers where this broker is registered", lambda: len(name_servers.registered))
 
 
 def register_store(
@@ -90,13 +94,13 @@ def register_store(
     counter, gauge = metrics.counter, metrics.gauge
     gauge(
         "flush_lag_bytes",
-        "appended, not yet flushed",
+        "bytes appended and not yet flushed",
         lambda: store.max_physical_offset - store.visibility.flushed,
     )
     counter("flush_rounds_total", "group commits", lambda: flusher.rounds)
     counter(
         "index_skipped_keys_total",
-        "keys not indexed, for want of room",
+        "keys not indexed because the disk was full",
         lambda: store.index.skipped,
     )
     gauge(
@@ -110,11 +114,13 @@ def register_store(
 def register_replication(metrics: Metrics, transfer: GroupTransfer | None) -> None:
     """Register replication waits; all are 0 without a broker set."""
     metrics.gauge(
-        "replication_waiting", "answers that wait for the broker set", lambda: transfer.waiting if transfer else 0
+        "replication_waiting",
+        "answers waiting for confirmation by the broker set",
+        lambda: transfer.waiting if transfer else 0,
     )
     metrics.counter(
         "replication_timeouts_total",
-        "answers that the broker set had not confirmed within slaveTimeout",
+        "answers not confirmed by the broker set within slaveTimeout",
         lambda: transfer.timeouts if transfer else 0,
     )
 
@@ -129,32 +135,38 @@ def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager |
     def of_view(take: Callable[[View], float]) -> Callable[[], float]:
         return of_set(lambda set_: take(set_.member.record.view))
 
-    gauge("set_role", "0 none yet, 1 slave, 2 slave in sync, 3 master or in no set", lambda: _ROLES[role.current])
-    gauge("set_epoch", "masters that the broker set has had", of_view(lambda view: view.master_epoch))
+    gauge(
+        "set_role",
+        "0: no role yet, 1: slave, 2: in-sync slave, 3: master, or not in a set",
+        lambda: _ROLES[role.current],
+    )
+    gauge("set_epoch", "master epoch of the broker set", of_view(lambda view: view.master_epoch))
     gauge(
         "set_in_sync",
-        "members in sync, as last heard",
+        "in-sync members, as last reported",
         of_view(lambda view: len(view.sync_state_set)),
     )
     gauge(
         "set_members",
-        "members that a controller has in its register, in sync or not; 0 with Apache's, which does not say",
+        "members in the controller's register, in sync or not; 0 with Apache's controller",
         of_set(lambda set_: set_.requests.registered),
     )
-    gauge("set_slaves", "members that follow this one", of_set(lambda set_: len(set_.term.ha_service.slaves)))
+    gauge("set_slaves", "connected slaves of this member", of_set(lambda set_: len(set_.term.ha_service.slaves)))
     gauge(
-        "set_unconfirmed_bytes", "of the log, not known to be with all in sync", of_set(lambda set_: set_.unconfirmed)
+        "set_unconfirmed_bytes",
+        "bytes of the log not confirmed by all in-sync members",
+        of_set(lambda set_: set_.unconfirmed),
     )
     gauge(
         "set_controllers",
-        "controllers that this broker is connected to",
+        "controllers connected to this broker",
         of_set(lambda set_: set_.requests.controllers.connected),
     )
     counter("set_switches_total", "changes of this member's role", of_set(lambda set_: set_.switches.total()))
     counter(
-        "set_cuts_total", "ends of the log cut off and kept in diverged/", of_set(lambda set_: set_.tail.truncations)
+        "set_cuts_total", "diverged tails truncated and kept in diverged/", of_set(lambda set_: set_.tail.truncations)
     )
-    counter("set_refused_total", "slaves turned away", of_set(lambda set_: set_.term.ha_service.refused.total()))
+    counter("set_refused_total", "refused slaves", of_set(lambda set_: set_.term.ha_service.refused.total()))
 
 
 def register_following(
@@ -170,12 +182,12 @@ def register_following(
     metrics.gauge("slave_attached", "1 while this broker follows its master's log", is_attached)
     metrics.counter(
         "slave_polls_failed_total",
-        "questions to the master, for its tables and group offsets, that it did not answer",
+        "failed polls of the master for its tables and committed offsets",
         lambda: 0 if synchronize is None else synchronize.failures,
     )
     metrics.counter(
         "slave_polls_taken_total",
-        "answers of the master that this broker's tables are by",
+        "polls of the master whose tables were installed",
         lambda: 0 if synchronize is None else synchronize.installed,
     )
 
@@ -189,7 +201,7 @@ def register_followed(metrics: Metrics, archive: AnyArchive) -> None:
     )
     metrics.gauge(
         "archive_safe_below",
-        "log offset up to which an Apache master's log may be archived; -1: not known",
+        "log offset up to which an Apache master's log may be archived; -1: unknown",
         lambda: archive.safe_below,
     )
 
@@ -215,8 +227,8 @@ def register_archive(metrics: Metrics, archive: AnyArchive, conditions: Conditio
     counter, gauge = metrics.counter, metrics.gauge
     journal, reader, clock = archive.journal, archive.reader, archive.safe_clock
     if reader is not None:
-        gauge("cold_queue", "row groups in line to be fetched", lambda: reader.waiting)
-        counter("cold_filters_total", "objects whose filters or bounds a query asked", lambda: reader.counts.filters)
+        gauge("cold_queue", "row groups queued for a fetch", lambda: reader.waiting)
+        counter("cold_filters_total", "objects whose filters or bounds a query read", lambda: reader.counts.filters)
         counter("cold_fetches_total", "row groups fetched", lambda: reader.counts.fetches)
         counter(
             "cold_fetched_bytes_total",
@@ -226,23 +238,23 @@ def register_archive(metrics: Metrics, archive: AnyArchive, conditions: Conditio
         counter("cold_fetch_failures_total", "fetches of row groups that failed", lambda: reader.counts.failures)
         counter(
             "cold_disk_hits_total",
-            "fetches of row groups that the disk cache answered",
+            "row groups fetched from the disk cache",
             lambda: reader.counts.disk_hits,
         )
         counter("cold_memory_hits_total", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
         gauge("cold_memory_bytes", "decoded row groups in memory", lambda: reader.cached_bytes)
     if journal is not None:
         gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.ownership.epoch)
-        gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.ownership.fenced))
+        gauge("archive_fenced", "1 while another process owns the archive", lambda: int(journal.ownership.fenced))
         gauge(
             "archive_online",
-            "1: the store answers",
+            "1 while the store answers",
             lambda: int((journal.ownership.online or not journal.ownership.leads) and conditions.store_away() is None),
         )
-    gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
+    gauge("clock_trusted", "0 while expiry does not use the wall clock", lambda: int(clock.state().trusted))
     gauge(
         "clock_behind_seconds",
-        "how far the time that expiries go by is behind the wall clock while that is not trusted",
+        "time by which expiry lags behind the wall clock while the clock is not trusted",
         lambda: clock.state().behind_ms / 1000,
     )
-    counter("clock_jumps_total", "times that the wall clock was set by more than five minutes", lambda: clock.jumps)
+    counter("clock_jumps_total", "changes of the wall clock by more than five minutes", lambda: clock.jumps)

@@ -73,16 +73,14 @@ class Conditions:
         found = list[Condition]()
         if (why := self._life.refusal) is not None:
             since = self._ago(self._clock.monotonic() - self._life.refused_since)
-            means = "sends are refused with code 14; reads, acks and archiving go on"
-            then = "eviction makes room as far as the archive has what it takes; below the mark sends are taken again"
+            means = "sends are refused with code 14; reads, acks and archiving continue"
+            then = "eviction frees archived segments; below the mark, sends are accepted again"
             found.append(Condition(_DISK, since, why, means, then))
         found += [*self._of_name_servers(), *self._of_set(), *self._of_archive()]
         clock = self._archive().safe_clock
         if not (state := clock.state()).trusted:
-            means = f"what expires is {state.behind_ms // 1000} s late"
-            then = (
-                "nothing is expired early; the store's clock, where it agrees, or `neve archive confirm-clock` ends it"
-            )
+            means = f"expiry is {state.behind_ms // 1000} s late"
+            then = "it ends when the store's clock agrees, or with `neve archive confirm-clock`; nothing expires early"
             found.append(Condition(_CLOCK, state.since_ms, state.why, means, then))
         return [*found, *self._ends.now()]
 
@@ -93,35 +91,35 @@ class Conditions:
         why = "; ".join(f"{server}: {reason}" for server, reason in sorted(away.items()))
         is_alone = not self._name_servers.registered
         means = (
-            "clients that know this broker go on with it, others find no route to it"
+            "clients that know this broker continue to use it, others find no route to it"
             if is_alone
-            else "clients of these find no route to this broker, or an old one; those of the others go on"
+            else "clients of these name servers find no route to this broker, or an old one; other clients continue"
         )
-        return [Condition(_NAMES, 0, why, means, "they are told of it again within half a minute of their return")]
+        return [Condition(_NAMES, 0, why, means, "the broker registers again within 30 s of their return")]
 
     def _of_set(self) -> list[Condition]:
         found = list[Condition]()
         if self._replicas is not None:
-            then = "it goes on by itself once the cause is gone; docs/high-availability.md has each"
+            then = "it recovers when the cause is gone; docs/high-availability.md lists the causes"
             found += [Condition(*fault, then) for fault in faults(self._replicas)]
         if self._plain_slave is not None and (fault := self._plain_slave.client.trouble) is not None:
-            means = "what is here is served, and the master's log is not copied on; nothing is archived"
-            found.append(Condition(_MASTER, 0, fault.text, means, "it asks again each few seconds"))
+            means = "stored messages are served; the master's log is not copied, and nothing is archived"
+            found.append(Condition(_MASTER, 0, fault.text, means, "the broker retries every few seconds"))
         return found
 
     def _of_archive(self) -> list[Condition]:
         archive = self._archive()
         if archive.journal is not None and archive.journal.ownership.fenced:
             means = "nothing is archived, deleted or evicted here; hot messages are served"
-            then = "nothing by itself: one of the two has to be stopped"
-            return [Condition(_FENCED, 0, "another process has taken it over", means, then)]
+            then = "none: stop one of the two processes"
+            return [Condition(_FENCED, 0, "another process has taken the archive over", means, then)]
         if (divergence := archive.divergence) is not None:
-            means = "nothing is archived or expired any more, nor evicted from there on; all that is here is served"
-            then = "nothing by itself: docs/beside-apache.md says what to do"
+            means = "nothing is archived or expired, or evicted from that offset on; all local messages are served"
+            then = "none: docs/beside-apache.md describes what to do"
             return [Condition(_DIVERGED, divergence.since_ms, divergence.text, means, then)]
         if (away := self.store_away()) is not None:
             means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"
-            then = "the log grows meanwhile, and once the store answers what waits is archived, oldest first"
+            then = "the local log grows; when the store answers, unarchived messages are archived, oldest first"
             return [Condition(_STORE, *away, means, then)]
         return []
 

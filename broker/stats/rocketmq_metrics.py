@@ -181,7 +181,7 @@ class RocketmqMetrics:
             Family("rocketmq_messages_in_total", "messages stored, by topic and kind", messages),
             Family("rocketmq_throughput_in_total", "bytes of messages stored, by topic and kind", throughput),
             Distribution("rocketmq_message_size", "bytes of a stored message, by topic", sizes),
-            Family("rocketmq_send_to_dlq_messages_total", "messages that a group gave up", lost),
+            Family("rocketmq_send_to_dlq_messages_total", "messages sent to the dead letters of a group", lost),
         ]
 
     def _plain(self, topic: str) -> str:
@@ -226,7 +226,7 @@ class RocketmqMetrics:
             for (name, text), samples in zip(
                 (
                     ("rocketmq_consumer_lag_messages", "messages that a group has not acknowledged"),
-                    ("rocketmq_consumer_inflight_messages", "messages that a group has, and has not acknowledged"),
+                    ("rocketmq_consumer_inflight_messages", "messages delivered to a group and not acknowledged"),
                     ("rocketmq_consumer_ready_messages", "messages that a group has not fetched"),
                     (
                         "rocketmq_consumer_lag_latency_milliseconds",
@@ -270,7 +270,7 @@ class RocketmqMetrics:
                 "transactions rolled back, by topic",
                 _by_topic(ended.rolled_back, limit),
             ),
-            Family("rocketmq_half_messages", "transactions that are open", [Sample({}, ended.open())]),
+            Family("rocketmq_half_messages", "open transactions", [Sample({}, ended.open())]),
         ]
 
     def _of_broker(self) -> list[Family]:
@@ -279,7 +279,7 @@ class RocketmqMetrics:
         return [
             Family(
                 "rocketmq_processor_watermark",
-                "requests that wait to be worked on",
+                "requests waiting for a handler",
                 [Sample({"processor": name}, number) for name, number in waiting.items()],
             ),
             Family("rocketmq_broker_permission", "brokerPermission", [Sample({}, self._config.broker_permission)]),
@@ -287,7 +287,7 @@ class RocketmqMetrics:
             Family("rocketmq_consumer_group_number", "consumer groups", [Sample({}, len(self._groups.groups))]),
             Family(
                 "rocketmq_pop_revive_retry_messages_total",
-                "popped messages that came back",
+                "popped messages redelivered after their invisible time",
                 [Sample({}, self._gauges.revived())],
             ),
         ]
@@ -303,21 +303,21 @@ class RocketmqMetrics:
                 ("rocketmq_storage_size_bytes", "used bytes of the data disk", self._gauges.used_bytes()),
                 (
                     "rocketmq_storage_flush_behind_bytes",
-                    "appended, not yet flushed",
+                    "bytes appended and not yet flushed",
                     store.max_physical_offset - store.visibility.flushed,
                 ),
-                ("rocketmq_storage_dispatch_behind_bytes", "appended, not yet in its queue", 0),
+                ("rocketmq_storage_dispatch_behind_bytes", "bytes appended and not yet in a queue", 0),
                 (
                     "rocketmq_storage_message_reserve_time_milliseconds",
                     "age of the oldest message on the local disk",
                     kept_ms,
                 ),
-                ("rocketmq_timing_messages", "timer messages that wait", self._gauges.timers()),
+                ("rocketmq_timing_messages", "pending timer messages", self._gauges.timers()),
             )
         ]
 
     def _requests(self) -> Distribution:
-        text = "from when a send is read to its answer, and from when a pull's reading begins to its answer"
+        text = "time from reading a send, or from the start of a pull's read, to the answer"
         samples = list[tuple[Mapping[str, str], list[tuple[str, float]], float]]()
         for code, histogram in ((_SEND, self._latencies.sends), (_PULL, self._latencies.pulls)):
             labels = {

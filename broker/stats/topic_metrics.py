@@ -248,13 +248,13 @@ def _traffic(traffic: Largest[TopicTraffic]) -> Iterator[Series]:
 
 
 def _lags(lags: Largest[Lag]) -> Series:
-    text = "messages that a group is behind, by group and topic"
+    text = "unread messages of a group, by group and topic"
     told = [((lag.group, lag.topic), lag.messages) for lag in lags.rows()]
     return Series("neve_consumer_lag_messages", "gauge", text, ("group", "topic"), told)
 
 
 def _archive(archive: Largest[tuple[str, int]]) -> Series:
-    text = "age of the oldest message that is not archived yet, by topic"
+    text = "age of the oldest unarchived message, by topic"
     told = [((topic,), age_ms / 1000) for topic, age_ms in archive.rows()]
     return Series("neve_archive_lag_seconds", "gauge", text, ("topic",), told)
 
@@ -270,6 +270,6 @@ def _left_out(figures: Figures) -> Series:
 
 
 def _ages(figures: Figures) -> Series:
-    text = "how long ago it was looked how far groups are, and the archive is, by kind"
+    text = "age of the lag figures of groups and of the archive, by kind"
     told = [(("consumer",), figures.lags_age_s), (("archive",), figures.archive_age_s)]
     return Series("neve_series_age_seconds", "gauge", text, ("kind",), told)

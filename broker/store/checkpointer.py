@@ -166,7 +166,7 @@ class Checkpointer:
             try:
                 self._write(due)
             except OutOfDescriptors as error:  # no sync has failed: the whole checkpoint is retried
-                log.warning("a checkpoint waits until files can be opened again: %s", error)
+                log.warning("checkpoint delayed until files can be opened again: %s", error)
             except OSError as error:
                 self._end.fail(error)
                 raise StoreNotWritable(f"a sync to the disk failed: {error}") from error

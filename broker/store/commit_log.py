@@ -110,7 +110,7 @@ class CommitLog:
             self.files.append(self._open_file(int(name), self._disk.size(path)))
         for lower, upper in zip(self.files, self.files[1:], strict=False):
             if lower.end > upper.base:
-                raise StoreCorrupt(f"{lower.path} overlaps {upper.path}: was the directory copied together by hand?")
+                raise StoreCorrupt(f"{lower.path} overlaps {upper.path}: was the directory assembled by hand?")
 
     def _open_file(self, base: int, size: int) -> LogFile:
         name = file_name(base)

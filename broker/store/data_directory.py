@@ -51,7 +51,9 @@ class DataDirectory:
         if self._disk.exists(path):
             return self._disk.read(path).decode().strip()
         if not log_is_empty:
-            raise StoreCorrupt(f"{path} is missing beside a CommitLog: restore it, the archive knows the log by it")
+            raise StoreCorrupt(
+                f"{path} is missing beside a CommitLog: restore it, because it identifies the log to the archive"
+            )
         made = unique_name(self._entropy)
         self._disk.write_atomic(path, made.encode())
         return made

@@ -95,7 +95,7 @@ def told(description: bytes | memoryview, records: bytes | memoryview) -> Told:
     try:
         crc, store_time, count, keys, queues = _HEAD.unpack_from(raw)
         if crc32(raw[_CRC_SIZE:], crc32(records)) != crc:
-            raise Damaged("records that are not those that it tells of: their CRC differs")
+            raise Damaged("the CRC of the records differs from the description")
         entries_end = _HEAD.size + count * CRC_ENTRY_SIZE
         entries = raw[_HEAD.size : entries_end]
         fields = _entries(count).unpack(entries)
@@ -110,7 +110,7 @@ def told(description: bytes | memoryview, records: bytes | memoryview) -> Told:
             at += _QUEUE.size + length
             found.append((raw[at - length : at], queue_id, first))
     except error as fault:
-        raise Damaged(f"a description that ends too soon: {fault}") from fault
+        raise Damaged(f"a truncated description: {fault}") from fault
     if at != len(raw) or not whose or max(whose) >= queues:
         raise Damaged(f"a description of {count} records in {queues} queues, {len(raw)} bytes")
     return Told(store_time, entries, fields[0::3], fields[2::3], whose, numbers[:keys], numbers[keys:], found)

@@ -176,7 +176,7 @@ class LogEnd:
         if self._state is EndState.CLOSED:
             raise StoreNotWritable("the store is not open")
         if self._state is EndState.FOLLOWING:
-            raise StoreNotWritable("this broker is a slave: its log takes only what its master wrote")
+            raise StoreNotWritable("this broker is a slave: its log accepts only records of its master")
 
     def check_not_failed(self) -> None:
         """Raise StoreNotWritable after a failure."""
@@ -192,7 +192,7 @@ class LogEnd:
         """Raise StoreNotWritable if records of a master are not accepted."""
         self.check_usable()
         if self._state is not EndState.FOLLOWING:
-            raise StoreNotWritable("this broker is a master: nobody lays out its log but itself")
+            raise StoreNotWritable("this broker is a master: its log accepts no records of another broker")
 
     def put_first(self, append: Callable[[], None]) -> None:
         """Store nothing else before `append` has succeeded; it may raise StoreFull or StoreNotWritable.
@@ -209,7 +209,7 @@ class LogEnd:
             self._move(EndState.OWING)
             self._settle()
         except (StoreFull, StoreNotWritable) as error:
-            log.warning("nothing is stored before what the last stop left to be done: %s", error)
+            log.warning("appends wait for unfinished work of the last stop: %s", error)
 
     def _settle(self) -> None:
         append = self._owed
@@ -236,7 +236,7 @@ class LogEnd:
 
     def _step_back(self, now: int) -> None:
         """Step back, so that a delayed message stored with a time in the future does not hold up later ones as long."""
-        log.warning("the clock is %.1f s behind the newest record: store times go back", (self.last_time - now) / 1000)
+        log.warning("the clock is %.1f s behind the newest record: store times decrease", (self.last_time - now) / 1000)
         self.high_time, self.last_time = max(self.high_time, self.last_time), now
         self.steps_back += 1
 

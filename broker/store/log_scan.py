@@ -152,9 +152,9 @@ class LogScan:
         except (MalformedRecord, IndexError) as error:
             return self._refuse(f"malformed: {error}")
         if record.physical_offset != file.base + position:
-            return self._refuse(f"says that it lies at {record.physical_offset}")
+            return self._refuse(f"has the physical offset {record.physical_offset}")
         if not self._followed and 0 < self.store_time - record.store_timestamp <= STANDS_STILL_MS:
-            return self._refuse(f"is from {record.store_timestamp}, before {self.store_time}")
+            return self._refuse(f"has the store time {record.store_timestamp}, before {self.store_time}")
         if zlib.crc32(record.body) & 0x7FFFFFFF != record.body_crc:
             return self._refuse("body CRC differs")
         tags = self._check_crc(file, position, record, view)

@@ -179,7 +179,7 @@ class MessageStore:
         run_here(self.checkpoints.write_parts())
         if truncation.read_truncation(self.config.root, self.disk) is not None:
             if self.checkpoints.is_put_off:
-                raise StoreFull("no room for a checkpoint where the log is cut")
+                raise StoreFull("no room for a checkpoint at the truncation")
             truncation.is_done(self.config.root, self.disk)
         self._recovering = self.end.appended
         self._remove_marks()
@@ -280,7 +280,7 @@ class MessageStore:
         yield self.visibility.flush
         self.after_flush(self.visibility.synced)
         if self.visibility.synced < end:
-            raise StoreFull("the log can't be synced before it is cut")
+            raise StoreFull("the log can't be synced before its truncation")
 
         def keep() -> None:
             self.queue_changes.save_deletions()
@@ -291,8 +291,8 @@ class MessageStore:
 
         yield keep
         self.end.check_following()
-        assert self.end.appended == end, "nothing is appended while the log is cut"
-        log.warning("the log is cut from %d to %d: %s keeps what lay above", end, to, kept[0])
+        assert self.end.appended == end, "an append during a truncation"
+        log.warning("log truncated: from=%d to=%d kept=%s", end, to, kept[0])
 
         def decide() -> None:
             try:
@@ -302,7 +302,7 @@ class MessageStore:
                     raise
                 # The next start truncates the log: a record appended until then would be lost.
                 self.end.fail(error)
-                raise StoreNotWritable(f"the log may be cut to {to} at the next start: {error}") from error
+                raise StoreNotWritable(f"the log may be truncated to {to} at the next start: {error}") from error
 
         yield decide
         self.end.close()
@@ -312,7 +312,7 @@ class MessageStore:
             yield from self._cut()
         except (OSError, StoreError) as error:
             self.end.fail(error if isinstance(error, OSError) else OSError(str(error)))
-            raise StoreNotWritable(f"the log could not be cut to {to}: {error}") from error
+            raise StoreNotWritable(f"the log could not be truncated to {to}: {error}") from error
         except BaseException as error:
             self.end.fail(OSError(errno.EIO, f"the log could not be cut to {to}: {error!r}"))
             raise
@@ -481,7 +481,7 @@ class MessageStore:
                 self.queue_changes.save_deletions()
                 self.queues.remove_deleted()
             except OutOfDescriptors as error:
-                log.warning("a deletion can't be saved now, it is tried again: error=%s", error)
+                log.warning("a deletion can't be saved now, retrying: error=%s", error)
             except OSError as error:
                 self.end.fail(error)
                 raise StoreNotWritable(f"the files of deleted queues can't be removed: {error}") from error

@@ -40,7 +40,7 @@ class QueueRecords:
 
     def adopt(self, other: QueueRecords) -> None:
         """Adopt the state of an object that has loaded the same directory."""
-        assert self.file is other.file, "an older state of one would replace a newer of the other"
+        assert self.file is other.file, "an older state of one would replace a newer state of the other"
         self._state = other._state
         self._forgetting, self._left_out, self._deletions = set(), set(), None
 

@@ -167,7 +167,7 @@ def _slices(log: CommitLog, entries: list[Entry], max_bytes: int) -> tuple[list[
         if start >= file_size:
             file = log.at(physical_offset)
             if file is None:
-                raise StoreError(f"no file of the log has {physical_offset}, which an entry above the minimum names")
+                raise StoreError(f"no file of the log has offset {physical_offset} of an entry above the minimum")
             base, file_size, view = file.base, file.size, memoryview(file.map)
             start = physical_offset - base
         begin, end = start, start + size

@@ -144,7 +144,7 @@ class ReplicaAppender:
         end = self._end
         end.check_following()
         if not (end.is_at_a_border or end.position == 0) or physical_offset < end.appended:
-            raise LogMismatch(f"the log ends at {end.appended}, inside a file: it can't go on at {physical_offset}")
+            raise LogMismatch(f"the log ends at {end.appended}, inside a file: it can't resume at {physical_offset}")
         self.forget()
         end.begin_file(physical_offset)
 
@@ -213,14 +213,14 @@ class ReplicaAppender:
         if magic not in (MAGIC_V1, MAGIC_V2):
             raise self._wrong(f"no record: its magic is {magic & 0xFFFFFFFF:#010x}")
         if not RECORD_SIZE_MIN <= size <= min(left - END_SIZE, self._max_record):
-            raise self._wrong(f"a record of {size} bytes; {left} are left in the file, {self._max_record} is the most")
+            raise self._wrong(f"a record of {size} bytes; {left} are left in the file, the limit is {self._max_record}")
         if rest < size:
             self._wanted = size
             return at
         self._make_way(data[at : at + size])
         following = self._append_run(data, at)
         if following == at:
-            raise self._wrong("a record that no reader would take")
+            raise self._wrong("a record that readers would refuse")
         return following
 
     def _make_way(self, raw: bytes) -> None:
@@ -231,7 +231,7 @@ class ReplicaAppender:
         except (MalformedRecord, IndexError) as error:
             raise self._wrong(f"malformed: {error}") from error
         if record.physical_offset != end.appended:
-            raise self._wrong(f"a record that says that it lies at {record.physical_offset}")
+            raise self._wrong(f"a record with the physical offset {record.physical_offset}")
         if crc32(record.body) & 0x7FFFFFFF != record.body_crc:
             raise self._wrong("the CRC of the body differs")
         end.make_followed_room()
@@ -325,7 +325,7 @@ class ReplicaAppender:
         sizes = list(map(sub, (*marks[1:], marks[0] + size), marks))
         begin = end.appended
         if min(sizes) < RECORD_SIZE_MIN or (told.keys and not begin <= min(told.keys) <= max(told.keys) < begin + size):
-            raise self._wrong("records that do not lie as it tells")
+            raise self._wrong("the positions of the records differ from the description")
         queues = self._told_queues(told)
         if queues is None or max(sizes) > self._max_record:
             return None

@@ -74,7 +74,7 @@ class TruncationState:
     def check_whole(self) -> None:
         """Raise LogIsCut during a truncation."""
         if self.is_running:
-            raise LogIsCut("the log is being cut: the store changes nothing until that is done")
+            raise LogIsCut("the log is being truncated: the store accepts no change until that is done")
 
     def when_whole(self, callback: Callable[[], None]) -> None:
         """Call back when no truncation is in progress; immediately if there is none."""
@@ -94,7 +94,9 @@ def read_truncation(root: Path, disk: Disk) -> Truncation | None:
     except msgspec.DecodeError as error:
         raise StoreCorrupt(f"{path} can't be read: {error}") from error
     if found.version > _VERSION:
-        raise StoreCorrupt(f"{path} has version {found.version}; this broker knows {_VERSION}: a newer one wrote it")
+        raise StoreCorrupt(
+            f"{path} has version {found.version}; this broker knows {_VERSION}: a newer release wrote it"
+        )
     return found
 
 
@@ -119,11 +121,11 @@ def is_done(root: Path, disk: Disk) -> None:
 def check(log: CommitLog, to: int, end: int, floor: int) -> None:
     """Raise TruncationRefused or LogMismatch if the log may not be truncated to `to`."""
     if to < floor:
-        raise TruncationRefused(f"the log would be cut to {to}, and what lies below {floor} is confirmed")
+        raise TruncationRefused(f"the log can't be truncated to {to}, below the confirmed offset {floor}")
     if not log.min_offset <= to <= end:
-        raise LogMismatch(f"the log has {log.min_offset} to {end}: it can't be cut to {to}")
+        raise LogMismatch(f"the log has {log.min_offset} to {end}: it can't be truncated to {to}")
     if not (to == end or is_record_start(log, to)):
-        raise LogMismatch(f"no record begins at {to}: the log can't be cut there")
+        raise LogMismatch(f"no record begins at {to}: the log can't be truncated there")
 
 
 def keep(log: CommitLog, to: int, end: int, *, epoch: int, root: Path, disk: Disk) -> Path:
@@ -147,7 +149,7 @@ def keep(log: CommitLog, to: int, end: int, *, epoch: int, root: Path, disk: Dis
         if disk.exists(temporary):
             disk.remove(temporary)
         kind = StoreFull if isinstance(error, OutOfDescriptors) or error.errno in _FULL else StoreError
-        raise kind(f"what is to be cut can't be kept in {directory}: {error}") from error
+        raise kind(f"the diverged tail can't be kept in {directory}: {error}") from error
     disk.rename(temporary, path)
     disk.fsync_dir(directory)
     return path

@@ -128,7 +128,7 @@ class Visibility:
 
     def confirm(self, offset: int) -> None:
         """Set the confirmed offset. It never decreases: a lower offset is ignored."""
-        assert self._set_has != _ALONE, "who is in no set has nothing confirmed"
+        assert self._set_has != _ALONE, "a broker outside a set has no confirmed offset"
         if offset > self._set_has:
             self._set_has = offset
             self._show_more()

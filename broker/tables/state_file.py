@@ -160,8 +160,8 @@ class StateFile:
             value = json.loads(data)
         except ValueError as error:
             if rocketmqs_store.is_table(data):
-                text = f"{self._path}: a table of Apache RocketMQ's, whose positions are of another log"
-                raise ValueError(f"{text}: take it away, or {rocketmqs_store.WHAT_TO_DO}") from error
+                text = f"{self._path}: a table of Apache RocketMQ's, whose offsets belong to another log"
+                raise ValueError(f"{text}: remove it, or {rocketmqs_store.WHAT_TO_DO}") from error
             raise ValueError(f"{self._path}: damaged: {error}") from error
         if not isinstance(value, dict) or value.get("neveFormat", FORMAT) != FORMAT:
             raise ValueError(f"{self._path}: written by a newer neve (this one reads format {FORMAT})")
@@ -195,7 +195,7 @@ class StateFile:
             if self._sync_log is not None:
                 await self._sync_log()
             if self._is_suspended or loads != self._loads:
-                raise BrokerError(ResponseCode.SYSTEM_BUSY, "this broker is the master of its set no more")
+                raise BrokerError(ResponseCode.SYSTEM_BUSY, "this broker is no longer the master of its set")
             await self._threads.run(self._write, captured, position, data)
 
     def save_now(self) -> None:

@@ -135,7 +135,7 @@ class SubscriptionGroupManager:
             try:
                 self.update(found)
             except BrokerError as error:
-                log.debug("the group %s is not kept: %s", group, error.remark)
+                log.debug("the group %s is not saved: %s", group, error.remark)
         return found
 
     def require(self, group: str) -> SubscriptionGroupConfig:

@@ -162,7 +162,7 @@ class CheckBack:
         raw = store.reader.record_at(half.physical_offset)
         if raw is None:
             if half.physical_offset < store.min_physical_offset:
-                log.error("the half message at %d is no longer in the log: left out", half.physical_offset)
+                log.error("the half message at %d is no longer in the log: skipped", half.physical_offset)
                 self._transactions.end(half, ROLLBACK)
             return False
         record = decode_record(raw)
@@ -189,8 +189,8 @@ class CheckBack:
                 internal=True,
             )
         except (StoreFull, StoreNotWritable, MessageIllegal) as error:
-            log.warning("transaction %s can't be given up now: %s", properties.get("UNIQ_KEY"), error)
+            log.warning("transaction %s can't be abandoned now: %s", properties.get("UNIQ_KEY"), error)
             return
-        log.warning("transaction %s: given up after %d checks", properties.get("UNIQ_KEY"), half.checks)
+        log.warning("transaction %s abandoned after %d checks", properties.get("UNIQ_KEY"), half.checks)
         self._transactions.ended(half, ROLLBACK)
         self._register_soon()

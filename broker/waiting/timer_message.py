@@ -175,7 +175,7 @@ class TimerMessages:
         if len(self) >= most:
             raise BrokerError(
                 ResponseCode.SYSTEM_ERROR,
-                f"timer message is under flow control, max num limit is {most}: timerMaxPending of them wait already",
+                f"timer message is under flow control, max num limit is {most}: timerMaxPending is reached",
             )
         return when
 
@@ -230,7 +230,7 @@ class TimerMessages:
             if self._delivered[0] - now <= STANDS_STILL_MS:
                 return
             ahead = (self._delivered[0] - now) / 1000
-            log.warning("the clock is %.1f s behind the last timer message: what waits is reappended, to go on", ahead)
+            log.warning("the clock is %.1f s behind the last timer message: pending timers are reappended", ahead)
             self._rewind_below = self._store.visibility.confirmed
         try:
             for _ in range(_BATCHES_AT_ONCE):
@@ -294,7 +294,7 @@ class TimerMessages:
     def _deliver(self, position: int, offset: int) -> None:
         raw = self._store.reader.record_at(position)
         if raw is None:
-            log.error("the timer message at %d is no longer in the log: left out", position)
+            log.error("the timer message at %d is no longer in the log: skipped", position)
             return
         record = decode_record(raw)
         properties = record.properties
@@ -374,7 +374,7 @@ class TimerMessages:
         below = store.max_physical_offset if left.is_empty else left.below
         for position, due in left.again:
             raw_record = store.reader.record_at(position)
-            assert raw_record is not None, "it was read a moment ago, and nothing goes meanwhile"
+            assert raw_record is not None, "it was read in this turn, and nothing is evicted meanwhile"
             record = decode_record(raw_record)
             when = max(abs(due), left.time + 1)
             # The replaced time has the same number of digits, so the properties still fit. Both are times in ms of this
@@ -394,7 +394,7 @@ class TimerMessages:
         when, offset, position = entry
         raw = self._store.reader.record_at(position)
         if raw is None:
-            log.error("the timer message at %d is no longer in the log: left out", position)
+            log.error("the timer message at %d is no longer in the log: skipped", position)
             self._done(offset)
             return
         record = decode_record(raw)

@@ -45,7 +45,7 @@ def designate(brokers: BrokerSet, broker_id: int) -> None:
 
     The broker's latest state arrives with its next heartbeat. Until then the designation is refused.
     """
-    not_yet = (f"broker {broker_id} is behind", f"neither broker {broker_id} nor any other has said yet")
+    not_yet = (f"broker {broker_id} is behind", f"neither broker {broker_id} nor any other has reported them yet")
     fields = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": broker_id, "designateElect": "true"}
 
     def is_elected() -> bool:

@@ -121,7 +121,7 @@ def test_forced_election_restores_a_set_whose_register_was_lost(
     chosen, behind = member(neve, master.broker), member(neve, slaves[0].broker)
     neve("switchover", NAME, code=CONFLICT)
     neve("elect", NAME, "--member", str(behind["id"]), "--yes", code=CONFLICT)
-    assert f"{behind['id']} is behind, ask for one of [{chosen['id']}" in neve.err
+    assert f"{behind['id']} is behind, designate one of [{chosen['id']}" in neve.err
     neve("elect", NAME, "--member", str(chosen["id"]), "--yes")
     assert brokers.master is master
     brokers.wait_until_in_sync(*brokers.members)

@@ -62,7 +62,7 @@ def the(found: dict[str, list[Check]], name: str) -> Check:
 def test_doctor_reports_conflicts_of_a_joining_member(brokers: BrokerSet, tmp_path: Path) -> None:
     well = looked(brokers, tmp_path)
     assert the(well, "controller").state == OK
-    assert the(well, "controllers").state == WARN, "one alone"
+    assert the(well, "controllers").state == WARN, "only one"
     assert the(well, "broker set").state == OK
     assert "3 of 3 members live" in the(well, "broker set").found
     assert the(well, "machines").state == WARN
@@ -106,7 +106,7 @@ def test_doctor_reports_a_set_without_spare_members_or_master(brokers: BrokerSet
     brokers.wait_until_in_sync(master, other)
     found = looked(brokers, tmp_path)
     assert the(found, "broker set").state == WARN
-    assert "no other one may die" in the(found, "broker set").found
+    assert "no other member may fail" in the(found, "broker set").found
     other.stop()
     wait_until(lambda: len(brokers.in_sync()) == 1, "one is left", 60)
     found = looked(brokers, tmp_path)

@@ -362,7 +362,7 @@ def test_surfaces_report_a_full_disk(small: tuple[Drill, OnASmallDisk, Path]) ->
     until_told(drill, "disk full")
     refused = "the broker's disk is full, 9\\d% used, mark 90%"
     expected = told(
-        "disk full", refused, "sends are refused with code 14; reads, acks and archiving go on",
+        "disk full", refused, "sends are refused with code 14; reads, acks and archiving continue",
         **{"neve produce": f"exit code 1.*{refused}", "client, send": f"(?s).*{refused}"},
     )  # fmt: skip
     drill.during("disk full", "disk full", expected)
@@ -375,7 +375,7 @@ def test_surfaces_report_an_unreachable_name_server(drill: Drill) -> None:
     drill.begins()
     away = re.escape(drill.namesrv)
     expected = told(
-        "name servers unreachable", away, "clients that know this broker go on with it",
+        "name servers unreachable", away, "clients that know this broker continue to use it",
         **dict.fromkeys(("neve broker show", "neve produce", "neve consume"), f"exit code 6.*{away}"),
         **dict.fromkeys(("client, send", "client, read"), f"^ConnectionFailed: .*{away}"),
         **{"name server": "^connection refused"},
@@ -417,7 +417,7 @@ def test_surfaces_report_an_untrusted_clock(drill: Drill) -> None:
         wait_until(lambda: drill.neve("produce", "orders", stdin="one\n").returncode == 0, "its route is back", _S)
         wait_until(lambda: drill.reads_what_is_archived().endswith("FOUND"), "the archive's worker has begun", _S)
         until_told(drill, "clock not trusted")
-        expected = told("clock not trusted", "", "what expires is .* s late")
+        expected = told("clock not trusted", "", "expiry is .* s late")
         # The condition ends when the expiry job compares the clocks.
         drill.during("clock off", "clock not trusted", expected, minutes=0)
         if _MINUTES:

@@ -61,7 +61,7 @@ def test_killed_master_is_replaced_and_restarted(tmp_path: Path) -> None:
         os.kill(killed["pid"], signal.SIGKILL)
         others = [address for address in addresses if address != master]
         wait_until(lambda: sent(others, b"after") is not None, "another takes messages", _CHANGE_S)
-        again = f"member {members.index(killed) + 1} is there again"
+        again = f"member {members.index(killed) + 1} restarted"
         wait_until(lambda: again in servers.log(), again, _CHANGE_S)
         wait_until(lambda: has(master, 2), "it has what was sent without it", _CHANGE_S)
         processes = [process.pid for process in servers.alive()]
@@ -129,7 +129,7 @@ def test_unsupported_settings_are_rejected_before_any_file_is_created(tmp_path: 
     assert "listenPort with --replicas" in refused("--set", "listenPort=1")
     assert "nothing would be replicated" in refused("--set", "replication=none")
     alone = refused("--set", "authenticationEnabled=true")
-    assert "innerClientAuthenticationCredentials, the same on all" in alone
+    assert "innerClientAuthenticationCredentials, equal on all members" in alone
     assert "tlsServerMode=enforcing" in alone
     assert "authConfigPath with --replicas" in refused("--set", "authConfigPath=/tmp/users.json")
     assert "--restore-from" in refused("--restore-from", f"dir:{tmp_path}")

@@ -70,5 +70,5 @@ def test_import_rejects_a_running_broker(tmp_path: Path) -> None:
         with Client(pair.master.broker) as client:
             client.create_topic("orders", 1)
             client.send("orders", 0, b"m")
-        assert "is there: stop it first" in refusal(pair, tmp_path / "apache" / "store")
+        assert "answers: stop it first" in refusal(pair, tmp_path / "apache" / "store")
         assert not (pair.directory / "store").exists(), "what it takes until it is stopped is not missed"

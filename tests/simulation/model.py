@@ -34,7 +34,7 @@ from tests.kit.store.memory_store import MemoryStore
 
 Place = tuple[str, int]  # topic, queue
 #: The reason of a gap: an expired object had other messages beside erased ones.
-WITH_ERASED = "had expired, and was in an object with what was erased"
+WITH_ERASED = "expired, but in an object with erased messages"
 
 
 @dataclass(slots=True)

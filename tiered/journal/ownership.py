@@ -329,8 +329,8 @@ class Ownership:
             )
         if known.may_have_given_again(claim.log_end):
             raise ArchiveRefused(
-                f"archive of broker {self._broker} reaches {end}, which this older copy of its data directory "
-                f"never knew: it went on from {known.offline_from} without its store and may have given the "
+                f"archive of broker {self._broker} reaches {end}, unknown to this older copy of its data "
+                f"directory: it continued from {known.offline_from} without its store and may have assigned the "
                 "same offsets again. Read what is new out of it, then use --restore-from with an empty directory"
             )
 

@@ -211,7 +211,7 @@ class JournalTail:
                 return True
             # An earlier append of this process, whose answer was lost: it is valid, and this one takes the next number.
         raise UnknownOutcome(
-            f"journal of {self.broker}: entry {self.catalog.next_seq} is undecided after {TRIES} tries"
+            f"journal of {self.broker}: the outcome of entry {self.catalog.next_seq} is unknown after {TRIES} tries"
         )
 
     def _check_before(self, seq: int) -> None:

@@ -247,12 +247,12 @@ class ColdReader:
         if offset < minimum:
             return ColdResult(GetMessageStatus.OFFSET_TOO_SMALL, minimum)
         if not self._is_current():
-            raise ColdUnavailable(f"{topic}/{queue_id}: whether offset {offset} is archived is not known now")
+            raise ColdUnavailable(f"{topic}/{queue_id}: it is unknown at present whether offset {offset} is archived")
         if high is None:
             return ColdResult(GetMessageStatus.OFFSET_TOO_SMALL, offset)
         if offset >= high:
             return ColdResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset)
-        raise ColdUnavailable(f"{topic}/{queue_id}: offset {offset} lies in a round that is not committed yet")
+        raise ColdUnavailable(f"{topic}/{queue_id}: offset {offset} is in a round that is not committed yet")
 
     def _group_of(self, name: CommittedObject, index: int) -> "Future[DecodedGroup]":
         queue, first, last = name.row_groups[index].runs[0]
@@ -269,7 +269,7 @@ def _first_row(location: Location) -> int:
         if (queue, first) == (location.queue, location.first):
             return row
         row += last - first + 1
-    raise ColdUnavailable(f"{location.name.key} does not list the run that the catalog named")
+    raise ColdUnavailable(f"{location.name.key} does not list the run of the catalog")
 
 
 def _slice(group: DecodedGroup, location: Location, offset: int, read: ReadRequest) -> ColdResult:

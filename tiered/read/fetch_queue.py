@@ -70,7 +70,7 @@ class FetchQueue:
             if len(line) >= LINE_MAX or self._closed:
                 if not line:
                     del lines[group]
-                raise QueueFull(f"{len(line)} cold reads of {group or 'queries'} wait already")
+                raise QueueFull(f"{len(line)} cold reads of {group or 'queries'} are queued already")
             line[fetch] = None
             fetch.lines.append(line)
         self._pump()
@@ -151,4 +151,4 @@ class FetchQueue:
 
 def _log_failure(done: "Future[None]") -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
-        log.error("a cold fetch failed without saying so", exc_info=error)
+        log.error("a cold fetch failed without an error", exc_info=error)

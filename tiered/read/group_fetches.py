@@ -182,7 +182,7 @@ class GroupFetches:
 
     def _fetch(self, flight: _Flight) -> None:
         group: DecodedGroup | None = None
-        error: Exception = ColdUnavailable(f"{flight.key[0]}: the read broke off")
+        error: Exception = ColdUnavailable(f"{flight.key[0]}: the read was interrupted")
         try:
             group = self._read_twice(flight.location)
         except (WorkerFailed, OSError) as failure:
@@ -271,7 +271,7 @@ class GroupFetches:
                 self.counts.filters += 1
                 self.counts.fetched_bytes += answer.fetched
         except (WorkerFailed, OSError) as error:
-            log.warning("%s can't be asked what it may hold: %s", name.key, error)
+            log.warning("the filter of %s can't be read: %s", name.key, error)
         finally:
             look.set_result(found)
 

@@ -385,7 +385,7 @@ class WorkerClient:
         self._pending.clear()
         self._hang_up()
         for future in owed:
-            future.set_exception(MadeRoom("the tier worker made room for another"))
+            future.set_exception(MadeRoom("the tier worker was replaced by another"))
 
     def _hang_up(self) -> None:
         """Close the connection. The worker ends on EOF; its receiver thread reaps it and fails pending requests.
@@ -427,12 +427,12 @@ class WorkerClient:
             try:
                 clear(self._work_dir, process.pid)
             except OSError as error:
-                log.warning("what the tier worker was at stays until the next start: %s", error)
+                log.warning("files of the tier worker remain until the next start: %s", error)
             unanswered = len(pending)
             for future in pending.values():
                 future.set_exception(ConnectionError("the tier worker ended"))
             if unanswered and not self._closed:
-                log.warning("the tier worker ended with %d; it owed %d answers", process.returncode, unanswered)
+                log.warning("the tier worker ended with %d, unanswered requests: %d", process.returncode, unanswered)
 
     def _wait(self, sock: socket.socket, pending: dict[int, Future[Answer]]) -> bool:
         """Wait for a reply. Returns False if the worker has been idle for so long that it may end."""

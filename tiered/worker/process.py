@@ -197,7 +197,7 @@ class Worker:
     def read_group(self, request: frames.ReadGroup, descriptor: int | None) -> frames.GroupRead:
         """Read a row group into the memory that came with the request."""
         if descriptor is None:  # the kernel drops the descriptor if the process has too many open
-            raise MissingBytes("the row group's memory did not come along")
+            raise MissingBytes("the row group's memory was not sent")
         store = self._store(request.store_url)
         footer = _footer_of(request)
         group = _Range(request.store_url, request.key, request.offset, request.length)

@@ -183,7 +183,7 @@ def _adopted(store: ObjectStore, ours: CommittedObject) -> CommittedObject:
         checksum = ours.checksum if same else ("", "")
         theirs = describe(metadata, key=ours.key, size=info.size, footer=footer, etag=info.etag, checksum=checksum)
     except (DamagedObject, NewerFormat, ValueError) as error:
-        raise Conflict(f"{ours.key} exists and is no object of ours: {error}") from error
+        raise Conflict(f"{ours.key} exists and is not an object of neve: {error}") from error
     if theirs.sha256 != ours.sha256 or theirs.queues != ours.queues:
         raise Conflict(f"{ours.key} exists with other records")
     return theirs
@@ -198,12 +198,12 @@ def _rows(one: frames.ObjectToWrite) -> int:
 
 def _entries(objects: Sequence[frames.ObjectToWrite], descriptor: int | None) -> Entries:
     if descriptor is None:
-        raise MissingBytes("the entries did not come along")
+        raise MissingBytes("the entries were not sent")
     runs = np.array([run for one in objects for run in one.runs], np.int64).reshape(-1, 3)
     total = int(runs[:, 2].sum())
     raw = os.pread(descriptor, total * 12, 0)
     if len(raw) != total * 12:
-        raise MissingBytes(f"{len(raw)} bytes of entries came along, {total * 12} were named")
+        raise MissingBytes(f"{len(raw)} bytes of entries received, expected {total * 12}")
     begins = np.concatenate([[0], np.cumsum(runs[:, 2])[:-1]]) if len(runs) else np.empty(0, np.int64)
     return Entries(
         np.repeat(runs[:, 0], runs[:, 2]).astype(np.int32),

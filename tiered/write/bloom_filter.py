@@ -108,5 +108,5 @@ def _bitset(data: bytes) -> bytes:
     length = number >> 1
     is_one = data[:1] == b"\x15" and not number & 1 and data[1 + at : begin] == _KIND
     if not is_one or length < _BLOCK.size or length % _BLOCK.size or len(data) != begin + length:
-        raise DamagedObject(f"{len(data)} bytes are no bloom filter")
+        raise DamagedObject(f"{len(data)} bytes are not a bloom filter")
     return data[begin:]

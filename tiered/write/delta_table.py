@@ -160,7 +160,7 @@ class DeltaTable:
         try:
             return self._store.get(key)
         except NotFound as error:
-            raise Overtaken(f"{key} stood, and does not any more") from error
+            raise Overtaken(f"{key} existed, and does not any longer") from error
 
     def _take_notice(self, data: bytes, key: str) -> None:
         """Check a commit that another writer has put under the version of ours, and continue after it."""
@@ -168,7 +168,7 @@ class DeltaTable:
             if "protocol" in action and not is_locked(action["protocol"]):
                 raise ForeignTable(f"{key} is of another program's table")
             if action.get("txn", {}).get("appId") == self._app or _broker_of(action) == self._broker:
-                raise Overtaken(f"{key} tells entries of {self._broker}'s journal, and is not of this process")
+                raise Overtaken(f"{key} has entries of {self._broker}'s journal, and is not of this process")
         self.version += 1
         self._since_checkpoint += 1
 
@@ -181,7 +181,7 @@ class DeltaTable:
         if self.version == NO_VERSION:
             behind = (version_in(one.key) for one in self._store.list(log_folder(self.root)))
             if any(version is not None and version > 0 for version in behind):
-                raise Overtaken(f"{self.root}: its log was begun by others meanwhile")
+                raise Overtaken(f"{self.root}: its log was started by another program")
             return
         try:
             self._store.head(commit_key(self.root, self.version))

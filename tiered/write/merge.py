@@ -58,7 +58,7 @@ def mismatch(merge: Merge, made: CommittedObject, minimum: Mapping[int, int]) ->
         return f"it is of {made.topic}, {made.day}, {made.start}-{made.end}"
     shown = sorted(queue for queue, end in merge.below.items() if minimum.get(queue, 0) < end)
     if shown:
-        return f"rows of queue {shown[0]} that were left out may be seen again"
+        return f"rows of queue {shown[0]} that were excluded may be visible again"
     wanted, dropped = _spans(merge)
     held, _ = _spans(Merge((made,), {}))
     if wanted != held:

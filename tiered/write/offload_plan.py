@@ -107,8 +107,8 @@ def _refuse_begun_again(catalog: Catalog, wanted: TopicRange, runs: Mapping[int,
 def begun_again(topic: str, queue: int, last: int) -> str:
     """Return the reason text for operators."""
     return (
-        f"queue {queue} of {topic} has begun again: the archive has had offsets up to {last} of one that was deleted; "
-        "nothing of the topic is archived here any more, and its segments stay"
+        f"queue {queue} of {topic} was recreated: the archive has offsets up to {last} of one that was deleted; "
+        "the topic is no longer archived here, and its segments stay"
     )
 
 

@@ -28,8 +28,8 @@ from tiered.write.uploader import ContentConflict, EncodeFailed
 
 log = logging.getLogger(__name__)
 
-_GONE = "its inputs are in view no more"
-_BACK = "it is in view, with rows that stay"
+_GONE = "its inputs are no longer visible"
+_BACK = "it is visible, with rows that remain"
 
 
 class Merger(Protocol):
@@ -95,7 +95,7 @@ class Replacement:
         """Close unfinished replacements of this or another process; returns how many. In a turn."""
         found = [(n, one) for n, one in self._journal.catalog.rounds.open_rewrites().items() if one.kind == self._kind]
         for number, rewrite in found:
-            self._abort(number, [name.key for name in rewrite.names], "its writer did not end it")
+            self._abort(number, [name.key for name in rewrite.names], "its writer did not close it")
         return len(found)
 
     def run(self, merge: Merge, swap: Swap) -> Outcome:

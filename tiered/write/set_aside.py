@@ -23,7 +23,7 @@ class SetAside:
     def note(self, topic: str, error: Exception) -> None:
         reason = str(error)
         if self._reasons.get(topic) != reason:
-            log.error("topic %s can't be %s and is set aside: %s", topic, self._what, reason)
+            log.error("topic %s can't be %s and is quarantined: %s", topic, self._what, reason)
         self._reasons[topic] = reason
 
     def clear(self, topic: str) -> None:

@@ -272,7 +272,7 @@ def test_cancelled_fetch_leaves_the_bounded_queue() -> None:
     source.gate.clear()
     reader = ColdReader(catalog_of(LINE_MAX + 50), source, "")
     located = []
-    with pytest.raises(ColdUnavailable, match="wait already"):
+    with pytest.raises(ColdUnavailable, match="are queued already"):
         for index in range(LINE_MAX + 50):
             located.append(reader.locate(ReadRequest("a", "t", 0, index * ROWS, 1, 1)))
     assert LINE_MAX <= reader.waiting < LINE_MAX + 10
@@ -323,7 +323,7 @@ def test_offline_catalog_never_reports_unknown_offsets_as_lost() -> None:
     current = [False]
     reader = ColdReader(catalog_of(1), RecordingSource(), "", is_current=lambda: current[0])
     for queue in (0, 1):
-        with pytest.raises(ColdUnavailable, match="not known now"):
+        with pytest.raises(ColdUnavailable, match="unknown at present"):
             read_cold(reader, ReadRequest("", "t", queue, 50, 4, 1 << 20))
     assert read_cold(reader, ReadRequest("", "t", 0, 3, 4, 1 << 20)).status == "FOUND"
     current[0] = True

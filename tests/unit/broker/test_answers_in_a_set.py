@@ -375,8 +375,8 @@ def test_send_without_wait_does_not_wait_for_slaves(tmp_path: Path) -> None:
     in_a_set(tmp_path, work)
 
 
-NOBODY = "neither a controller nor a slave is heard: another may be master"
-DEPOSED = "this member is not the master any more"
+NOBODY = "neither a controller nor a slave responds: another may be master"
+DEPOSED = "this member is no longer the master"
 REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
     "too few in sync": ({"has_enough": False}, ResponseCode.SYSTEM_ERROR, NOT_ENOUGH),
     "nobody is heard": (
@@ -393,7 +393,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
     "not the master": (
         {"leads": False},
         ResponseCode.SYSTEM_BUSY,
-        "this member of the broker set takes no messages now",
+        "this member of the broker set accepts no messages at present",
     ),
 }
 

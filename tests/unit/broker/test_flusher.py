@@ -198,7 +198,7 @@ async def test_waiter_for_truncated_bytes_gets_an_error_and_the_next_is_served()
     flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda _: None, faults=Faults())
     flushing = asyncio.create_task(flusher.run())
     async with asyncio.timeout(20):
-        with pytest.raises(RuntimeError, match="was cut"):
+        with pytest.raises(RuntimeError, match="was truncated"):
             await flusher.flush_now()
         assert flusher.flushed_offset == 4
         await flusher.flush_now()

@@ -211,7 +211,7 @@ def test_interrupted_import_resumes_and_blocks_any_other_start(
                 async with running(root):
                     raise AssertionError("it started")
 
-            with pytest.raises(StartupError, match="an import has not ended here; start again with --import-from"):
+            with pytest.raises(StartupError, match="an import has not finished here; start again with --import-from"):
                 asyncio.run(start())
     assert cuts > 5
     assert report.log_end == apache.end
@@ -352,12 +352,12 @@ def _odd_size(apache: ApacheDirectory) -> None:
 @pytest.mark.parametrize(
     ("change", "settings", "why"),
     [
-        (_elsewhere, [], "who has popped what"),
+        (_elsewhere, [], "the state of pops"),
         (_torn_table, [], "a table can't be read"),
-        (_no_topics, [], "nobody knows which topics there were"),
+        (_no_topics, [], "the topics are unknown"),
         (_hole, [], "a file of the log is missing"),
         (_empty, [], "is empty"),
-        (_no_store, [], "is no store of RocketMQ's"),
+        (_no_store, [], "is not a store of RocketMQ"),
         (_odd_size, [], "has another size than"),
         (lambda _: None, ["brokerName=other"], "is of another broker than brokerName=other"),
         (lambda _: None, ["mappedFileSizeCommitLog=2m"], f"set mappedFileSizeCommitLog={FILE_SIZE}"),

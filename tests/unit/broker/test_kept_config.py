@@ -27,7 +27,7 @@ async def test_changed_setting_overrides_file_and_command_line_after_a_restart(
     with caplog.at_level(logging.INFO):
         async with running(tmp_path, "transactionCheckMax=16") as (broker, connection):
             assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (17, 1 << 30)
-            assert "transactionCheckMax=17, as it was set while the broker ran, instead of 16" in caplog.text
+            assert "transactionCheckMax=17, as set on the running broker, overrides 16" in caplog.text
             told = await ask(connection, Code.GET_BROKER_CONFIG)
             assert json.loads(told.ext["kept"]) == {"hotBytes": str(2 << 30), "transactionCheckMax": "16"}
             assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, unset="transactionCheckMax")).code == 0

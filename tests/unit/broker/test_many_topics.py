@@ -154,7 +154,7 @@ async def test_name_server_without_single_registrations_gets_all_topics(
             assert told["whole"] > whole
             assert await knows(asker, name)
     assert refused == ["a"]
-    (warning,) = [record for record in caplog.records if "takes no topic by itself" in record.getMessage()]
+    (warning,) = [record for record in caplog.records if "accepts no single topic" in record.getMessage()]
     assert "not so" in warning.getMessage()
 
 

@@ -151,7 +151,7 @@ def test_broker_without_a_set_serves_only_stock_slaves(tmp_path: Path) -> None:
                 refused = await ask(connection, code, masterEpoch=0)
                 assert (refused.code, refused.remark) == (
                     1,
-                    "this broker is no master: the tables of epoch 0 are another's",
+                    "this broker is not a master: it does not have the tables of epoch 0",
                 )
 
     run(scenario)

@@ -115,7 +115,7 @@ def test_directory_with_an_own_log_is_refused_for_a_slave(tmp_path: Path) -> Non
     async def scenario() -> None:
         async with running(tmp_path) as (_, connection):
             await send(connection, "t")
-        with pytest.raises(StartupError, match="begins with an empty storePathRootDir"):
+        with pytest.raises(StartupError, match="needs an empty storePathRootDir"):
             async with running(tmp_path, *SLAVE, "namesrvAddr=127.0.0.1:1"):
                 raise AssertionError
 
@@ -151,11 +151,11 @@ def test_unreadable_file_of_the_followed_master_stops_the_start(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        (["brokerRole=SLAVE", "namesrvAddr=a:1"], "brokerId=0: that is the master's"),
+        (["brokerRole=SLAVE", "namesrvAddr=a:1"], "brokerId=0: 0 is the id of the master"),
         (["brokerRole=SLAVE", "brokerId=1"], "without namesrvAddr"),
         ([*SLAVE, "namesrvAddr=a:1", "controllerAddr=a:1"], "controllerAddr=a:1: a slave"),
         (["brokerId=1", "brokerRole=ASYNC_MASTER"], "a master has id 0"),
-        ([*SLAVE, "replication=sync", "controllerAddr=a:1"], "a controller says who is what"),
+        ([*SLAVE, "replication=sync", "controllerAddr=a:1"], "a controller assigns the roles"),
     ],
 )
 def test_contradictory_configuration_is_refused(settings: list[str], fault: str) -> None:

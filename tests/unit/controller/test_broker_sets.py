@@ -118,7 +118,7 @@ class Others(NoOtherControllers):
 
     async def say(self, name: str, living: Mapping[int, Report]) -> None:
         if name == self.unsayable:
-            raise RegisterUnavailable(None, f"{name} is written by others all the time")
+            raise RegisterUnavailable(None, f"{name} is written by other controllers all the time")
         self.told[name] = set(living)
         self.on_say()
 

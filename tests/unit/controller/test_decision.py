@@ -387,7 +387,7 @@ def test_stranger_under_a_taken_id_with_higher_epochs_freezes_the_set() -> None:
     assert world.value.frozen is not None
     assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED, "it does not know them"
     world.hear(B, max_offset=1000, epoch=5, master_epoch=5, sync_state_set_epoch=7, incarnation="b")
-    assert "ask for one of [2]" in world.elect(A, designate=True).remark
+    assert "designate one of [2]" in world.elect(A, designate=True).remark
 
 
 def test_new_controller_delays_first_election_unless_member_is_designated() -> None:
@@ -528,7 +528,9 @@ def test_unclean_election_needs_operator_permission_and_no_apache_broker() -> No
         world.rules = Rules(enable_elect_unclean_master=allowed)
         refused = world.elect(B, designate=designate)
         assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
-        assert ("clean up who is none" in (refused.remark or "")) == (stock and allowed), "what keeps it back is told"
+        assert ("clean up those that are not" in (refused.remark or "")) == (stock and allowed), (
+            "what keeps it back is told"
+        )
     world = in_sync(A, B)
     world.alter(A)
     world.die(A)
@@ -721,7 +723,7 @@ def test_scan_after_suspension_waits_for_heartbeat_timeout_of_master() -> None:
     world.rules = Rules(elects_from_ms=world.now_ms + 10_000, hears_since_ms=world.now_ms)
     world.hear(B)
     waits = world(Scan("b"))
-    assert waits.code == Code.CONTROLLER_MASTER_NOT_AVAILABLE and "has not heard of [1]" in waits.remark
+    assert waits.code == Code.CONTROLLER_MASTER_NOT_AVAILABLE and "has had no heartbeat of [1]" in waits.remark
     world.now_ms += 2_999
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     world.now_ms += 1
@@ -858,7 +860,7 @@ def test_designation_before_first_heartbeats_asks_operator_to_wait() -> None:
     world.rules = had(5, 7)
     early = world.elect(A, designate=True)
     assert (early.code, world.value.frozen is not None) == (Code.CONTROLLER_ELECT_MASTER_FAILED, True)
-    assert "[]" not in early.remark and "the next heartbeat tells" in early.remark
+    assert "[]" not in early.remark and "wait for the next heartbeat" in early.remark
     world.hear(A, master_epoch=5, sync_state_set_epoch=7)
     assert world.elect(A, designate=True).master == A
 

@@ -192,7 +192,7 @@ class FakeHot(OneByOne):
 
     def log_erased(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
         if self.log_takes_nothing:
-            raise OSError(errno.EAGAIN, "the log takes no record")
+            raise OSError(errno.EAGAIN, "the log accepts no record")
         self.logged += rows
 
     def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:

@@ -331,7 +331,7 @@ def test_rows_restored_by_unexpire_during_compaction_are_not_lost(new: New, log:
     replacement = again.lifecycle.compact._replacement
     replacement.begin()
     outcome = replacement.run(Merge(tuple(again.names), {0: 5}), again.lifecycle.compact._swap)
-    assert outcome.made is None and "may be seen again" in outcome.reason
+    assert outcome.made is None and "may be visible again" in outcome.reason
     again.check_end(log.sealed)
 
 

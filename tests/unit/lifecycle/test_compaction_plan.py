@@ -236,4 +236,4 @@ def test_rows_visible_again_must_be_in_the_output() -> None:
     made = merged(merge)
     assert made.queues == {0: (5, 9, 0), 1: (3, 3, 5)}
     assert mismatch(merge, made, {0: 5}) == ""
-    assert "may be seen again" in mismatch(merge, made, {0: 4})
+    assert "may be visible again" in mismatch(merge, made, {0: 4})

@@ -374,7 +374,7 @@ def test_erasure_searches_objects_compacted_in_the_meantime(new: New, log: Seale
     once_between(rig, rig.compact)
     told = rig.erase()
     assert told["complete"] and told["rows"] == len(MEANT)
-    assert [entry.reason for entry in rig.entries(Abort)] == ["its inputs are in view no more"]
+    assert [entry.reason for entry in rig.entries(Abort)] == ["its inputs are no longer visible"]
     rig.check_rows(rest)
     rig.check_end(rest)
 
@@ -575,7 +575,7 @@ def test_undecidable_rows_are_reported_with_their_object(new: New, monkeypatch: 
     monkeypatch.setattr(erase_module, "_judged", judged)
     told = rig.erase()
     (left,) = rig.journal.catalog.objects()
-    assert told["not_erased"] == [f"{left.key}: nobody can tell of 1 rows"]
+    assert told["not_erased"] == [f"{left.key}: 1 rows could not be checked"]
     assert left.key != rig.names[0].key
 
 
@@ -606,7 +606,7 @@ def test_certificate_is_incomplete_while_a_message_is_unarchived(
     monkeypatch.setattr(rig.hot, "confirmed_range", lambda: (0, min(rig.hot.tail, confirmed)))
     told = rig.erase()
     assert not told["complete"] and told["rows"] == len(MEANT)
-    assert told["not_erased"] == [f"{TOPIC} is not archived whole"]
+    assert told["not_erased"] == [f"{TOPIC} is not completely archived"]
 
 
 def test_certificate_is_incomplete_if_a_round_archives_after_the_search(
@@ -627,7 +627,7 @@ def test_certificate_is_incomplete_if_a_round_archives_after_the_search(
     monkeypatch.setattr(rig.lifecycle.erase, "_search", searched)
     told = rig.erase()
     assert len(rig.journal.catalog.objects(TOPIC)) == 4, "one of the messages that nobody looked at"
-    assert told["not_erased"] == [f"{TOPIC} is not archived whole"]
+    assert told["not_erased"] == [f"{TOPIC} is not completely archived"]
 
 
 def test_certificate_lists_local_copies_with_their_deletion_time(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -995,4 +995,6 @@ def test_certificate_is_incomplete_where_the_queues_cannot_be_looked_up(
 
     monkeypatch.setattr(rig.hot, "first_offsets", unreadable)
     told = rig.erase()
-    assert told["not_erased"] == [f"what the local log returns of {TOPIC} is unknown: topic {TOPIC}: no descriptor"]
+    assert told["not_erased"] == [
+        f"the visible messages of {TOPIC} in the local log are unknown: topic {TOPIC}: no descriptor"
+    ]

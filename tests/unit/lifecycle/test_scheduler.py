@@ -91,7 +91,7 @@ def test_unavailable_store_does_not_flood_the_log(caplog: pytest.LogCaptureFixtu
         "job offload failed: nobody there",
         "job offload failed, 2 times in a row: nobody there",
         "job offload failed, 4 times in a row: nobody there",
-        "job offload works again after 5 failures",
+        "job offload recovered after 5 failures",
     ]
 
 

@@ -194,7 +194,7 @@ def test_description_with_wrong_record_places_is_refused() -> None:
         hashes = [7] * len(keys)
         made = described.describe(one.records, crc_entries, told.whose, queues, keys, hashes, told.store_time)
         assert made is not None
-        with pytest.raises(LogMismatch, match="do not lie as it tells"):
+        with pytest.raises(LogMismatch, match="differ from the description"):
             pair.told.replica.append(one.records, start, made)
         assert pair.told.max_physical_offset == start
 

@@ -63,7 +63,7 @@ def test_slave_refuses_all_local_writes(
         disk.list_dir(Path("/store/commitlog")),
     )  # fmt: skip
     for _ in range(2):
-        with pytest.raises(StoreNotWritable, match="slave: its log takes only what its master wrote"):
+        with pytest.raises(StoreNotWritable, match="slave: its log accepts only records of its master"):
             DOORS[door](store, put)
     assert before == (
         store.max_physical_offset, store.reader.segments(), store.queues.following(), store.end.last_time,

@@ -400,7 +400,7 @@ def test_log_is_not_truncated_if_its_tail_cannot_be_kept(disk: SimDisk) -> None:
 def test_failed_truncation_stops_the_store_until_restart_completes_it(disk: SimDisk) -> None:
     store = short(disk, 5)
     disk.fail_sync = lambda path: "commitlog" in str(path) and disk.exists(Path("/store/truncation"))
-    with pytest.raises(StoreNotWritable, match="could not be cut"):
+    with pytest.raises(StoreNotWritable, match="could not be truncated"):
         store.truncate(SIZE, epoch=1, floor=0)
     for ask in (store.visibility.flush, store.lead, lambda: store.replica.append(b"", SIZE)):
         with pytest.raises(StoreError):

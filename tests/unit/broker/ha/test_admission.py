@@ -40,6 +40,6 @@ def test_refusal_distinguishes_a_deposed_master_from_an_isolated_one(*, is_depos
     else:
         clock.advance(3_600_000)
     assert admission.acknowledged() == -1
-    told = "this member is not the master any more"
-    unheard = "neither a controller nor a slave is heard: another may be master"
+    told = "this member is no longer the master"
+    unheard = "neither a controller nor a slave responds: another may be master"
     assert admission.why_silent() == (told if is_deposed else unheard)

@@ -282,5 +282,5 @@ def test_rest_of_a_split_frame_is_not_parsed_as_a_report(cut: int) -> None:
 @pytest.mark.parametrize(("size", "described"), [(5, 0), (5, -1), (5, 5), (5, 9), (0, 1)])
 def test_description_that_is_empty_or_leaves_no_bytes_is_refused(size: int, described: int) -> None:
     head = struct.pack(">iiqiqqi", frames.DESCRIBED, size, 0, 1, 0, 0, described)
-    with pytest.raises(ProtocolError, match="with their description"):
+    with pytest.raises(ProtocolError, match="of them a description"):
         list(MasterFrames().receive_data(head + bytes(size)))

@@ -131,7 +131,7 @@ def test_slave_below_the_log_begin_gets_the_reason_and_the_remedy() -> None:
     master.shake()
     told, *_ = master.session.receive_data(encode_ack(90, 0), 0.0)
     assert isinstance(told, Send)
-    assert b"begins at 100: it was away for too long, and comes back as a new member, with an empty data directory" in (
+    assert b"begins at 100: it was away for too long: let it rejoin as a new member, with an empty data directory" in (
         b"".join(told.data)
     )
 

@@ -27,8 +27,8 @@ def test_master_of_the_same_set_and_log_format_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"brokerId": "2"}, "does not know yet"),
-        ({"brokerRole": "SLAVE"}, "does not know yet"),
+        ({"brokerId": "2"}, "not the master yet"),
+        ({"brokerRole": "SLAVE"}, "not the master yet"),
         ({"brokerName": "another"}, "brokerName"),
         ({"brokerClusterName": "another"}, "brokerClusterName"),
         ({"mappedFileSizeCommitLog": "1"}, "mappedFileSizeCommitLog"),

@@ -148,5 +148,5 @@ def test_answers_of_several_processes_or_of_no_master_are_ignored(before: bytes,
     ],
 )
 def test_unreadable_answer_is_an_error(status: bytes, after: bytes) -> None:
-    with pytest.raises(NeveError, match="does not say how safe its log is"):
+    with pytest.raises(NeveError, match="does not report its flushed offset"):
         read_look(runtime(), status, after, BOOT)

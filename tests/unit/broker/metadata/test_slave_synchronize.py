@@ -255,7 +255,7 @@ def test_master_of_another_epoch_answers_no_poll(
             await slave.sync.poll()
         assert (slave.table, slave.sync.installed) == ({}, 0)
         assert slave.sync.trouble is not None
-        assert "epoch 1 are another's" in slave.sync.trouble
+        assert "does not have the tables of epoch 1" in slave.sync.trouble
         assert len(caplog.records) == 1, "once"
 
     run(scenario)
@@ -436,7 +436,7 @@ def test_master_that_answers_unlike_neve_is_reported(slave: Slave, api: Api) -> 
         api.ask = ask  # type: ignore[method-assign]
         slave.sync.follow(A)
         await slave.sync.poll()
-        assert slave.sync.trouble == "a:1 does not say its tables as neve does"
+        assert slave.sync.trouble == "a:1 does not return its tables in neve's format"
 
     run(scenario)
 
