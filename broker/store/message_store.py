@@ -122,6 +122,7 @@ class MessageStore:
         )
         self.queue_changes = QueueChanges(
             self.checkpoint_parts,
+            checkpoints=self.checkpoints,
             log=self.log,
             end=self.end,
             queues=self.queues,

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping
 from functools import partial
 
+from broker.store.checkpointer import Checkpointer
 from broker.store.commit_log import CommitLog
 from broker.store.erased import Spans
 from broker.store.erased_offsets import ErasedOffsets
-from broker.store.errors import StoreNotWritable
+from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.log_end import LogEnd
 from broker.store.queue_raises import QueueRaises, pieces
 from broker.store.queue_state import StateImage
@@ -34,6 +35,7 @@ class QueueChanges:
         self,
         checkpoint: Callable[[], Parts[None]],
         *,
+        checkpoints: Checkpointer,
         log: CommitLog,
         end: LogEnd,
         queues: QueueTable,
@@ -42,8 +44,9 @@ class QueueChanges:
         reader: StoreReader,
         truncations: TruncationState,
     ) -> None:
-        """`checkpoint` flushes and writes a checkpoint."""
-        self._checkpoint, self._log, self._end, self._queues = checkpoint, log, end, queues
+        """`checkpoint` flushes and writes a checkpoint, or leaves it due in `checkpoints` until it can be written."""
+        self._checkpoint, self._checkpoints = checkpoint, checkpoints
+        self._log, self._end, self._queues = log, end, queues
         self._visibility, self._reader, self._truncations = visibility, reader, truncations
         self._erased_offsets, self._raises = erased_offsets, QueueRaises(queues)
 
@@ -175,7 +178,7 @@ class QueueChanges:
     def create_queues_parts(self, following: Mapping[str, Mapping[int, int]], *, by_image: bool = False) -> Parts[None]:
         """Do `create_queues_at`, also on a slave; the yielded parts have to run on a thread.
 
-        `by_image` is as in `QueueRaises.begin_at`.
+        `by_image` is as in `QueueRaises.begin_at`. Raises StoreFull if a checkpoint can't be written now; repeatable.
         """
         self._truncations.check_whole()
         lower: dict[str, dict[int, int]] = {}
@@ -186,12 +189,19 @@ class QueueChanges:
                     if (queue := known.get(queue_id)) is None or queue.end < offset:
                         lower.setdefault(topic, {})[queue_id] = offset
             yield nothing
-        if not lower:
+        # A call that failed may have raised queues that no checkpoint covers yet.
+        if not lower and not (following and self._checkpoints.is_put_off):
             return
-        yield from self._checkpoint()  # recovery accepts a hole only below a checkpoint
+        yield from self._write_checkpoint()  # recovery accepts a hole only below a checkpoint
         self._truncations.check_whole()
-        yield from self._raises.begin_at(lower, by_image=by_image)
+        if lower:
+            yield from self._raises.begin_at(lower, by_image=by_image)
+            yield from self._write_checkpoint()
+
+    def _write_checkpoint(self) -> Parts[None]:
         yield from self._checkpoint()
+        if self._checkpoints.is_put_off:
+            raise StoreFull("no checkpoint can be written now, so no queue continues at a higher offset")
 
     def restore_queues(
         self, following: Mapping[str, Mapping[int, int]], ended: Mapping[str, Mapping[int, int]]

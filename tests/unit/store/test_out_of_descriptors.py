@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,39 @@ def test_flush_opens_no_file_and_checkpoint_is_postponed(open_store: Open, monke
         assert (store.checkpoints.checkpointed, store.checkpoints.is_put_off) == (checkpointed, True)
     after = _started(disk.power_cut(1))
     assert queues(after) == [[body(0)], [body(1)], [body(2)], [body(3)]]
+
+
+@pytest.mark.parametrize("fails_first", [True, False], ids=["the checkpoint before", "the checkpoint behind"])
+def test_queue_is_raised_only_between_two_written_checkpoints(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch, fails_first: bool
+) -> None:
+    """Recovery accepts a hole only below its checkpoint: above one, the next start would refuse the log."""
+    store = open_store(flush_disk_type=SYNC_FLUSH)
+    disk = store.disk
+    assert isinstance(disk, SimDisk)
+    store.append(sends(store, range(2)), HOST, 1000)
+    checkpointed = store.checkpoints.checkpointed
+
+    def refuse(path: Path) -> None:
+        if fails_first or store.queues.next_offset("t", 0) == 100:
+            raise OutOfDescriptors(errno.EMFILE, "too many open files", str(path))
+
+    raised: Mapping[str, Mapping[int, int]] = {"t": {0: 100, 1: 0}}
+    with monkeypatch.context() as patched:
+        sync = disk.fsync_dir
+        patched.setattr(disk, "fsync_dir", lambda path: (refuse(path), sync(path)))
+        for _ in range(2):
+            with pytest.raises(StoreFull):
+                store.queue_changes.create_queues_at(raised)
+        assert store.checkpoints.is_put_off
+        assert (store.checkpoints.checkpointed == checkpointed) == fails_first
+        assert store.queues.next_offset("t", 0) == (1 if fails_first else 100)
+    store.queue_changes.create_queues_at(raised)
+    assert not store.checkpoints.is_put_off
+    store.append(sends(store, range(1)), HOST, 1000)
+    store.after_flush(store.visibility.flush())
+    after = _started(disk.power_cut(1))
+    assert after.queues.next_offset("t", 0) == 101
 
 
 def test_postponed_checkpoint_syncs_queues_of_both_checkpoints(
