@@ -306,7 +306,7 @@ def test_truncation_waits_for_a_file_removal(disk: SimDisk, monkeypatch: pytest.
 
 def test_truncation_below_the_confirmed_offset_needs_an_operator(disk: SimDisk) -> None:
     store = short(disk, 5)
-    with pytest.raises(TruncationRefused, match=f"below {2 * SIZE} is confirmed"):
+    with pytest.raises(TruncationRefused, match=f"below the confirmed offset {2 * SIZE}"):
         store.truncate(SIZE, epoch=1, floor=2 * SIZE)
     assert (store.queues.max_offset("t", 0), disk.exists(DIVERGED)) == (5, False)
     assert store.truncate(SIZE, epoch=1, floor=2 * SIZE, by_operator=True) == DIVERGED / f"1-{SIZE}-{5 * SIZE}.log"
