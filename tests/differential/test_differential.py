@@ -37,8 +37,6 @@ NOT_COMPARED = {
 }
 #: Settings of both brokers; the rest are defaults. Checks of open transactions would occur at unpredictable times.
 SETTINGS = {"enablePropertyFilter": "true", "recallMessageEnable": "true", "transactionCheckInterval": "600000"}
-#: Apache's broker must not reject requests because the machine is busy.
-PATIENT = {"brokerFastFailureEnable": "false", "osPageCacheBusyTimeOutMills": "60000"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +65,7 @@ def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Player, 
     """Return both servers after all scenarios were played on them."""
     with ExitStack() as stack:
         home = tmp_path_factory.mktemp("differential")
-        apache = stack.enter_context(
-            ApacheServer(home / "apache", heap="512m", settings=SETTINGS | PATIENT, quick=True)
-        )
+        apache = stack.enter_context(ApacheServer(home / "apache", heap="512m", settings=SETTINGS, quick=True))
         neve = stack.enter_context(NeveServer(home / "neve", settings=SETTINGS))
         pair = (
             Player(apache.namesrv, apache.broker, "stock"),
