@@ -42,8 +42,9 @@ demo: setup ## the whole way on real flights: publish, consume, offload, read co
 demo-ha: setup ## a broker set of three loses its master under load: the timeline, and that nothing acknowledged is lost
 	$(BIN)/python examples/failover.py
 
-servers: setup ## find, build or fetch the servers that tests start: S3, etcd, Prometheus
+servers: setup ## find, build or fetch what tests start: S3, etcd, Prometheus, and classes for quick starts of Spark
 	$(BIN)/python -m tests.kit.server.go_build
+	$(BIN)/python -m tests.kit.server.spark_jvm
 
 # Those with Apache's servers wait for the most part, Spark's JVMs are busy by themselves: three side by side. Those on a cluster
 # need a JVM of their own: a context is a process's for good, and so is what its file systems know of an S3.

@@ -28,6 +28,7 @@ from neve.archive.policy.ttl import HOUR_MS
 from neve.spark.planning.journal_positions import Position, decoded
 from tests.kit.archive.archiving_by_clock import GRACE_HOURS, ArchivingByClock
 from tests.kit.clock.waiting import wait_until
+from tests.kit.server import spark_jvm
 from tests.kit.server.processes import Processes
 
 pytestmark = pytest.mark.servers
@@ -143,7 +144,7 @@ class Driver(Processes):
 
 ENVIRONMENT = {
     "PYSPARK_PYTHON": sys.executable,
-    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "SPARK_SUBMIT_OPTS": spark_jvm.driver_options(),
     "PYTHONWARNINGS": "ignore",
 }
 

@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from tests.kit.server import spark_jvm
 from tests.kit.server.neve import NeveServer
 
 
 @pytest.fixture(scope="session", autouse=True)
 def spark_for_seconds() -> Iterator[None]:
-    """Stop Spark's JVMs before their optimizing compiler pays off; compiling would take a third of their run time."""
+    """Let Spark's JVMs start soon, because each runs for seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        patch.setenv("SPARK_SUBMIT_OPTS", spark_jvm.driver_options())
         yield
 
 

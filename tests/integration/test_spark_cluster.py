@@ -34,7 +34,7 @@ from tests.integration.spark_source import (
     test_unfiltered_query_after_a_filtered_one_has_all_rows,
 )
 from tests.kit.archive.archive_on_paper import ArchiveOnPaper
-from tests.kit.server import versitygw
+from tests.kit.server import spark_jvm, versitygw
 from tests.kit.server.neve import NeveServer
 from tests.kit.server.spark_cluster import SparkCluster
 
@@ -87,7 +87,7 @@ def spark(cluster: SparkCluster, url: str) -> Iterator[Any]:
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": spark_jvm.COMPILER,
         # No task begins before both workers are registered.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",

@@ -16,6 +16,7 @@ from infra.objects.open import open_store
 from neve.spark.jars import pyspark_jars
 from tests.integration.spark_archive import commit
 from tests.kit.archive.archive_on_paper import ArchiveOnPaper
+from tests.kit.server import spark_jvm
 from tests.kit.server.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
@@ -27,7 +28,7 @@ CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": spark_jvm.COMPILER,
 }
 SUBMIT_S = 280.0
 

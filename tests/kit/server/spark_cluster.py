@@ -13,11 +13,11 @@ import pyspark
 from typing_extensions import override
 
 from tests.kit.clock.waiting import wait_until
+from tests.kit.server import spark_jvm
 from tests.kit.server.processes import Processes, accepts, free_ports
 
 _CLASS = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
 _ROOM = "org.apache.spark.deploy"
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _START_S = 120.0
 
 
@@ -69,7 +69,7 @@ class SparkCluster(Processes):
             "TMPDIR": str(temporary),
             "SPARK_LOCAL_DIRS": str(temporary),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{_QUICK} -Djava.io.tmpdir={temporary}",
+            "SPARK_DAEMON_JAVA_OPTS": f"{spark_jvm.COMPILER} -Djava.io.tmpdir={temporary}",
             "SPARK_NO_DAEMONIZE": "1",
             "PYSPARK_PYTHON": sys.executable,
             "PATH": os.environ["PATH"],
