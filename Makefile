@@ -11,7 +11,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own test-unit coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -46,14 +46,14 @@ servers: setup ## find, build or fetch what tests start: S3, etcd, Prometheus, a
 	$(BIN)/python -m tests.kit.server.go_build
 	$(BIN)/python -m tests.kit.server.spark_jvm
 
-# Those with Apache's servers wait for the most part, Spark's JVMs are busy by themselves: three side by side. Those on a cluster
-# need a JVM of their own: a context is a process's for good, and so is what its file systems know of an S3.
+# Three suites run side by side, the longest first; the fourth begins when one ends. Spark's tests on a cluster need a JVM of
+# their own: a context is a process's for good, and so is what its file systems know of an S3.
 SPARK_CLUSTER := tests/integration/test_spark_cluster.py
 SPARK_TESTS = $(filter-out $(SPARK_CLUSTER),$(wildcard tests/integration/test_spark*.py tests/crash/test_stream*.py tests/integration/test_pipeline*.py))
 
 test: ## every test, with the servers that they need
-	$(MAKE) --no-print-directory -k -j3 LATER=--later test-interop test-spark test-own
-	$(BIN)/python -m tests.suite --again interop spark spark-cluster own
+	$(MAKE) --no-print-directory -k -j3 LATER=--later test-interop test-spark test-own test-unit
+	$(BIN)/python -m tests.suite --again interop spark spark-cluster own unit
 
 test-interop: servers ## of them, those with Apache's clients and servers
 	$(BIN)/python -m tests.suite $(LATER) interop --durations=15 tests/interop
@@ -62,8 +62,11 @@ test-spark: servers ## of them, those of Spark
 	$(BIN)/python -m tests.suite $(LATER) spark --durations=15 $(SPARK_TESTS)
 	$(BIN)/python -m tests.suite $(LATER) spark-cluster --durations=15 $(SPARK_CLUSTER)
 
-test-own: servers ## of them, all others
-	$(BIN)/python -m tests.suite $(LATER) own --durations=15 --ignore=tests/interop $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
+test-own: servers ## of them, all others that start servers, and the simulation
+	$(BIN)/python -m tests.suite $(LATER) own --durations=15 --ignore=tests/interop --ignore=tests/unit $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
+
+test-unit: servers ## of them, those of single modules
+	$(BIN)/python -m tests.suite $(LATER) unit --durations=15 tests/unit
 
 PACKAGES := neve pyspark_neve infra access controller namesrv tiered lifecycle broker
 

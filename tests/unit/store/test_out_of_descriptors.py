@@ -69,14 +69,16 @@ def test_queue_is_raised_only_between_two_written_checkpoints(
     store.append(sends(store, range(2)), HOST, 1000)
     checkpointed = store.checkpoints.checkpointed
 
-    def refuse(path: Path) -> None:
+    sync = disk.fsync_dir
+
+    def sync_unless_refused(path: Path) -> None:
         if fails_first or store.queues.next_offset("t", 0) == 100:
             raise OutOfDescriptors(errno.EMFILE, "too many open files", str(path))
+        sync(path)
 
     raised: Mapping[str, Mapping[int, int]] = {"t": {0: 100, 1: 0}}
     with monkeypatch.context() as patched:
-        sync = disk.fsync_dir
-        patched.setattr(disk, "fsync_dir", lambda path: (refuse(path), sync(path)))
+        patched.setattr(disk, "fsync_dir", sync_unless_refused)
         for _ in range(2):
             with pytest.raises(StoreFull):
                 store.queue_changes.create_queues_at(raised)
