@@ -187,7 +187,7 @@ def test_unsupported_exporter_type_logs_a_warning(tmp_path: Path, caplog: pytest
             assert broker.metrics_address is None
 
     asyncio.run(main())
-    assert "metricsExporterType=OTLP_GRPC: nothing is pushed" in caplog.text
+    assert "metricsExporterType=OTLP_GRPC: metrics are not pushed" in caplog.text
 
 
 def test_request_times_are_reported_in_rocketmqs_buckets() -> None:
