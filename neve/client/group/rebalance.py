@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from neve.client.group.failures import Failures
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
-from neve.errors import NeveError
+from neve.errors import BrokerError, NeveError
+from neve.remoting.codes import ResponseCode
+from neve.remoting.names import RETRY_PREFIX
+
+log = logging.getLogger(__name__)
 
 Share = Callable[[str], Awaitable[set[MessageQueue] | None]]
 _RETRY_S = 1.0  # the pause after a round that is not complete
@@ -95,7 +100,10 @@ class Rebalancer:
                     is_complete &= await self._rebalance(topic, is_wanted=topic in topics)
                     self._failures.resolve(operation)
                 except NeveError as error:
-                    self._failures.record(operation, error)
+                    if _is_first_start(topic, error):
+                        log.info("%s waits until brokers have created the topic", operation)
+                    else:
+                        self._failures.record(operation, error)
                     is_complete = False
         self._is_complete = is_complete
 
@@ -113,3 +121,10 @@ class Rebalancer:
         if fresh:
             is_complete &= await self._assignee.take_queues(fresh)
         return is_complete
+
+
+def _is_first_start(topic: str, error: NeveError) -> bool:
+    """Return whether a retry topic does not exist yet: brokers create it at the first heartbeat of a group."""
+    return (
+        topic.startswith(RETRY_PREFIX) and isinstance(error, BrokerError) and error.code == ResponseCode.TOPIC_NOT_EXIST
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,8 +18,10 @@ from neve.client.group.failures import Failures
 from neve.client.group.offset_store import LocalFileOffsetStore
 from neve.client.group.pop_requests import Receipt
 from neve.client.group.process_queue import ProcessQueue
+from neve.client.group.rebalance import Assignee, Rebalancer, Rounds
 from neve.client.group.received import Received
 from neve.client.model import Message, MessageQueue
+from neve.client.net.session import Session
 from neve.errors import BrokerError, ClientError, ProtocolError
 
 QUEUE = MessageQueue("t", "b0", 0)
@@ -195,6 +199,27 @@ def test_only_permanent_errors_are_raised_and_each_attempt_raises_once() -> None
     failures.resolve("pull of orders")
     failures.raise_permanent()
     assert failures.latest is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "code", "level"),
+    [("%RETRY%g", 17, "INFO"), ("%RETRY%g", 2, "WARNING"), ("orders", 17, "WARNING")],
+)
+async def test_missing_retry_topic_at_the_first_start_is_no_warning(
+    topic: str, code: int, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def share(_: str) -> set[MessageQueue]:
+        raise BrokerError(code, "no route")
+
+    failures = Failures(lambda: None)
+    assignee = cast(Assignee, SimpleNamespace(held=list))
+    rebalancer = Rebalancer(
+        cast(Session, SimpleNamespace()), lambda: [topic], share, assignee, Rounds(), failures=failures
+    )
+    with caplog.at_level(logging.INFO):
+        await rebalancer.once()
+    assert [record.levelname for record in caplog.records] == [level]
+    assert (failures.latest is None) == (level == "INFO")
 
 
 async def test_error_that_ends_a_task_of_a_consumer_is_raised_by_every_call() -> None:
