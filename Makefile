@@ -11,7 +11,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own test-unit coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own test-unit coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check docs bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -143,11 +143,15 @@ migrations: setup ## the four ways from an Apache broker to neve, line by line, 
 stock-tests: setup ## RocketMQ's own integration tests of notifications and of resets of pop groups (ROCKETMQ=a checkout of its release 5.3.3)
 	$(BIN)/python -m tests.interop.stock_tests $(ROCKETMQ)
 
-check: setup ## lint, types, import order
+check: setup ## lint, types, import order, documentation build
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
+	$(MAKE) --no-print-directory docs
 	$(BIN)/mypy
+
+docs: setup ## the documentation site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 format: setup ## format the code
 	$(BIN)/ruff format .

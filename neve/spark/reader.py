@@ -66,8 +66,8 @@ def read_topic(
     """Return the archived messages of a topic, exactly those in the catalog now.
 
     Args:
-        start, end: bounds of the store time, end exclusive: a datetime, milliseconds, or ISO 8601 text; UTC without a
-            zone.
+        start: the lowest store time: a datetime, milliseconds, or ISO 8601 text; UTC without a zone.
+        end: the store time after the last one, in the same forms.
         queues: only these queue ids.
         offsets: bounds of the queue offset, both inclusive.
         broker: only the archive of this broker.

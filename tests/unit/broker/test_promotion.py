@@ -34,7 +34,7 @@ from tests.unit.broker.metadata.members import TablesMember
 
 REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
 COMMIT = 8
-NOW_MS = time.time_ns() // 1_000_000  # Of the import: a test may run more than an hour later.
+NOW_MS = time.time_ns() // 1_000_000  # The time of the import; a test may begin more than an hour later.
 READ_MS = NOW_MS - NOW_MS % 1000
 DAY_MS = 24 * 3_600_000
 LATER_MS = READ_MS + DAY_MS
