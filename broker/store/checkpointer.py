@@ -158,20 +158,28 @@ class Checkpointer:
             due = self._due
             if due is None:
                 return
-            self.is_put_off = True  # reset when it is written
-            if self._end.failure is not None or self._visibility.synced < due.content.physical:
-                self._visibility.flush()  # a checkpoint covers only durable records
-            if self._visibility.synced < due.content.physical:
-                return
+            is_written = False
             try:
-                self._write(due)
-            except OutOfDescriptors as error:  # no sync has failed: the whole checkpoint is retried
-                log.warning("checkpoint delayed until files can be opened again: %s", error)
-            except OSError as error:
-                self._end.fail(error)
-                raise StoreNotWritable(f"a sync to the disk failed: {error}") from error
+                is_written = self._flush_and_write(due)
+            finally:
+                self.is_put_off = not is_written
 
-    def _write(self, due: DueCheckpoint) -> None:
+    def _flush_and_write(self, due: DueCheckpoint) -> bool:
+        """Return whether the checkpoint was written; one that is still due is retried."""
+        if self._end.failure is not None or self._visibility.synced < due.content.physical:
+            self._visibility.flush()  # a checkpoint covers only durable records
+        if self._visibility.synced < due.content.physical:
+            return False
+        try:
+            return self._write(due)
+        except OutOfDescriptors as error:  # no sync has failed: the whole checkpoint is retried
+            log.warning("checkpoint delayed until files can be opened again: %s", error)
+            return False
+        except OSError as error:
+            self._end.fail(error)
+            raise StoreNotWritable(f"a sync to the disk failed: {error}") from error
+
+    def _write(self, due: DueCheckpoint) -> bool:
         physical = due.content.physical
         assert self.checkpointed <= physical <= self._visibility.synced
         due.sync(self._disk, self._config.root)
@@ -181,7 +189,9 @@ class Checkpointer:
         except OSError as error:  # a full disk only makes the next recovery longer
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
+            is_written = False
         else:
-            self.is_put_off = False
+            is_written = True
             self.checkpointed = physical
         self._due = None
+        return is_written
