@@ -570,6 +570,7 @@ def test_new_member_without_tables_stays_a_learner_until_it_has_them(
             brokers.members.remove(old)
             await old.stop()
             assert await brokers.master() is young
+            await until(lambda: brokers.in_sync(young) == 1, "the former master has left the SyncStateSet")
             await put(young, b"5")
 
     with images_wait(monkeypatch) as may_come:
