@@ -3,9 +3,9 @@
 A session with one query takes 34 s of processor time with Java's defaults, 18 s with COMPILER, and 10 s if the classes
 come from an archive, ready to run, instead of Spark's jars. `make servers` creates the archive:
 
-    ~/.cache/neve/jars/spark-*.jsa      named by a hash of the versions and paths of Java and pyspark
+    ~/.cache/neve/jars/spark-*.jsa      named by a hash of the paths, sizes and times of Java and of pyspark's jars
 
-Java ignores the archive for a JVM with another class path.
+Java ignores the archive, with a warning on stdout that _QUIET removes, if the class path or a jar has changed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bench import jvm
 
 #: The optimizing compiler and the parallel collector pay off only after minutes.
 COMPILER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_QUIET = "-Xlog:cds*=off"
 _TRAINING_S = 600.0
 _TRAINING = """
 import sys
@@ -43,14 +44,14 @@ spark.stop()
 def driver_options() -> str:
     """Return the options of a driver, with the archive if it exists."""
     archive = _archive()
-    return f"{COMPILER} -XX:SharedArchiveFile={archive}" if archive.exists() else COMPILER
+    return f"{COMPILER} {_QUIET} -XX:SharedArchiveFile={archive}" if archive.exists() else COMPILER
 
 
 def _archive() -> Path:
-    java = os.path.realpath(shutil.which("java") or "java")
-    where = f"{java} {Path(java).stat().st_mtime_ns if Path(java).exists() else 0} {pyspark.__file__}"
-    digest = hashlib.sha256(f"{where} {pyspark.__version__}".encode()).hexdigest()[:16]
-    return jvm.cache_dir() / f"spark-{digest}.jsa"
+    java = Path(os.path.realpath(shutil.which("java") or "java"))
+    files = [java, *sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))]
+    described = [(str(path), (now := path.stat()).st_size, now.st_mtime_ns) for path in files if path.exists()]
+    return jvm.cache_dir() / f"spark-{hashlib.sha256(repr(described).encode()).hexdigest()[:16]}.jsa"
 
 
 def create_archive() -> Path:
