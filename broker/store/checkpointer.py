@@ -38,11 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class DueCheckpoint(msgspec.Struct):
-    """A described checkpoint that is not written yet, with the files to sync."""
+    """A described checkpoint, with the files to sync before it is written."""
 
     content: StoreCheckpoint
     queues: list[ConsumeQueue]
     index_paths: list[Path]
+    is_written: bool = False
 
     def sync(self, disk: Disk, root: Path) -> None:
         """Sync the queues, the index files and the queue directory, on a thread."""
@@ -122,21 +123,22 @@ class Checkpointer:
             self._describe()
         return True
 
-    def write_parts(self) -> Parts[None]:
+    def write_parts(self) -> Parts[bool]:
         """Describe and write a checkpoint now, for a caller that can't continue without it; the parts do the I/O.
 
-        If an earlier description can't be written now, this ends without another one: `is_put_off` is true.
+        Return whether a checkpoint of now was written; if not, it or an earlier one is put off.
         """
         while (due := self._due) is not None:
             yield self.write_due
             if self._due is due:
-                return
-        self._describe()
+                return False
+        due = self._describe()
         yield self._visibility.flush
         self._visibility.after_flush(self._visibility.synced)
         yield self.write_due
+        return due.is_written
 
-    def _describe(self) -> None:
+    def _describe(self) -> DueCheckpoint:
         assert self._due is None, "a thread may be writing it"
         self._index.build()
         base, count = self._index.state()
@@ -146,6 +148,7 @@ class Checkpointer:
         content = StoreCheckpoint(end.appended, end.last_time, base, count, topics, end.high_time)
         self._due = DueCheckpoint(content, self._queues.take_dirty(), self._index.take_dirty())
         self._described_at, self._described_time = self._end.appended, self._clock.monotonic()
+        return self._due
 
     # -- on a thread
 
@@ -158,28 +161,25 @@ class Checkpointer:
             due = self._due
             if due is None:
                 return
-            is_written = False
             try:
-                is_written = self._flush_and_write(due)
+                self._flush_and_write(due)
             finally:
-                self.is_put_off = not is_written
+                self.is_put_off = not due.is_written
 
-    def _flush_and_write(self, due: DueCheckpoint) -> bool:
-        """Return whether the checkpoint was written; one that is still due is retried."""
+    def _flush_and_write(self, due: DueCheckpoint) -> None:
         if self._end.failure is not None or self._visibility.synced < due.content.physical:
             self._visibility.flush()  # a checkpoint covers only durable records
         if self._visibility.synced < due.content.physical:
-            return False
+            return
         try:
-            return self._write(due)
+            self._write(due)
         except OutOfDescriptors as error:  # no sync has failed: the whole checkpoint is retried
             log.warning("checkpoint delayed until files can be opened again: %s", error)
-            return False
         except OSError as error:
             self._end.fail(error)
             raise StoreNotWritable(f"a sync to the disk failed: {error}") from error
 
-    def _write(self, due: DueCheckpoint) -> bool:
+    def _write(self, due: DueCheckpoint) -> None:
         physical = due.content.physical
         assert self.checkpointed <= physical <= self._visibility.synced
         due.sync(self._disk, self._config.root)
@@ -189,9 +189,7 @@ class Checkpointer:
         except OSError as error:  # a full disk only makes the next recovery longer
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            is_written = False
         else:
-            is_written = True
+            due.is_written = True
             self.checkpointed = physical
         self._due = None
-        return is_written

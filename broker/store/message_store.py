@@ -122,7 +122,6 @@ class MessageStore:
         )
         self.queue_changes = QueueChanges(
             self.checkpoint_parts,
-            checkpoints=self.checkpoints,
             log=self.log,
             end=self.end,
             queues=self.queues,
@@ -501,11 +500,12 @@ class MessageStore:
         """Flush and write a checkpoint on this thread."""
         run_here(self.checkpoint_parts())
 
-    def checkpoint_parts(self) -> Parts[None]:
-        """Flush and write a checkpoint; the yielded parts have to run on a thread."""
+    def checkpoint_parts(self) -> Parts[bool]:
+        """Flush and write a checkpoint; the yielded parts have to run on a thread. Return whether it was written."""
         self.truncations.check_whole()
-        yield from self.checkpoints.write_parts()
+        is_written = yield from self.checkpoints.write_parts()
         self._remove_marks()
+        return is_written
 
     # -- for the lifecycle
 

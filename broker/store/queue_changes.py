@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping
 from functools import partial
 
-from broker.store.checkpointer import Checkpointer
 from broker.store.commit_log import CommitLog
 from broker.store.erased import Spans
 from broker.store.erased_offsets import ErasedOffsets
@@ -33,9 +32,8 @@ class QueueChanges:
 
     def __init__(
         self,
-        checkpoint: Callable[[], Parts[None]],
+        checkpoint: Callable[[], Parts[bool]],
         *,
-        checkpoints: Checkpointer,
         log: CommitLog,
         end: LogEnd,
         queues: QueueTable,
@@ -44,11 +42,11 @@ class QueueChanges:
         reader: StoreReader,
         truncations: TruncationState,
     ) -> None:
-        """`checkpoint` flushes and writes a checkpoint, or leaves it due in `checkpoints` until it can be written."""
-        self._checkpoint, self._checkpoints = checkpoint, checkpoints
-        self._log, self._end, self._queues = log, end, queues
+        """`checkpoint` flushes and writes a checkpoint, and returns whether it was written."""
+        self._checkpoint, self._log, self._end, self._queues = checkpoint, log, end, queues
         self._visibility, self._reader, self._truncations = visibility, reader, truncations
         self._erased_offsets, self._raises = erased_offsets, QueueRaises(queues)
+        self._has_uncovered_raises = False  # no checkpoint was written since queues were raised
 
     def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
         """Drop a topic's queues.
@@ -189,19 +187,19 @@ class QueueChanges:
                     if (queue := known.get(queue_id)) is None or queue.end < offset:
                         lower.setdefault(topic, {})[queue_id] = offset
             yield nothing
-        # A call that failed may have raised queues that no checkpoint covers yet.
-        if not lower and not (following and self._checkpoints.is_put_off):
+        if not lower and not self._has_uncovered_raises:
             return
         yield from self._write_checkpoint()  # recovery accepts a hole only below a checkpoint
         self._truncations.check_whole()
         if lower:
+            self._has_uncovered_raises = True
             yield from self._raises.begin_at(lower, by_image=by_image)
             yield from self._write_checkpoint()
 
     def _write_checkpoint(self) -> Parts[None]:
-        yield from self._checkpoint()
-        if self._checkpoints.is_put_off:
+        if not (yield from self._checkpoint()):
             raise StoreFull("no checkpoint can be written now, so no queue continues at a higher offset")
+        self._has_uncovered_raises = False
 
     def restore_queues(
         self, following: Mapping[str, Mapping[int, int]], ended: Mapping[str, Mapping[int, int]]
