@@ -81,7 +81,7 @@ class LogWriter:
             assert is_internal(message.topic), f"{message.topic} is not an internal topic"
         else:
             self.check_topic(message.topic)
-        assert beside is None or is_internal(beside.topic), "a client's message takes the other method"
+        assert beside is None or is_internal(beside.topic), "only a record of an internal topic may be beside"
         self.check()
         stored = self._store.put(
             message.topic,

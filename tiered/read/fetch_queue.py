@@ -151,4 +151,4 @@ class FetchQueue:
 
 def _log_failure(done: "Future[None]") -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
-        log.error("a cold fetch failed without an error", exc_info=error)
+        log.error("unexpected error in a cold fetch", exc_info=error)
