@@ -133,8 +133,9 @@ class LoopHotStore:
     def evict(self, base: int) -> bool:
         store = self._store
         end = next((segment.end for segment in self.segments() if segment.base == base), 0)
-        if self._call(lambda: store.want_checkpoint(end)):
-            self._ask.wait(self._flusher.upkeep_now())  # `take_out` completes on the loop what is missing after this
+        for _ in range(2):  # a checkpoint that is due already may lie below the end of the file
+            if self._call(lambda: store.want_checkpoint(end)):
+                self._ask.wait(self._flusher.upkeep_now())
         remove = self._call(lambda: store.take_out(base))
         return remove()
 

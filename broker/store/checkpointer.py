@@ -116,7 +116,7 @@ class Checkpointer:
             self._describe()
 
     def want(self, physical_offset: int) -> bool:
-        """Make the next `write_due` write a checkpoint at or above the offset; return False if there is one already."""
+        """Describe a checkpoint unless one is due; return False if the written one is at or above the offset."""
         if self.checkpointed >= physical_offset:
             return False
         if self._due is None:

@@ -492,7 +492,10 @@ class MessageStore:
             self.log.prepare_next()
 
     def want_checkpoint(self, physical_offset: int) -> bool:
-        """Make the next `upkeep` write a checkpoint at or above the offset; return False if there is one already."""
+        """Make the next `upkeep` write a checkpoint at or above the offset; return False if there is one already.
+
+        If an older checkpoint is due, the next `upkeep` writes that one: ask again after it.
+        """
         self.truncations.check_whole()
         return self.checkpoints.want(physical_offset)
 

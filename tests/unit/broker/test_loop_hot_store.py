@@ -132,6 +132,28 @@ async def test_evicted_file_is_removed_outside_the_loop() -> None:
     assert store_on(disk.power_cut(), clock).queues.min_offset("t", 0) == 1
 
 
+async def test_eviction_writes_no_checkpoint_on_the_loop_if_an_older_one_is_due() -> None:
+    disk, clock = NotingDisk(), ManualClock()
+    store = store_on(disk, clock)
+    put(store, 0)
+    assert store.want_checkpoint(store.max_physical_offset)
+    store.end.roll()
+    put(store, 0)
+    flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+    nothing_waits: Any = None
+    hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
+    (oldest, _) = store.reader.segments()
+    await asyncio.to_thread(hot.flush)
+    assert store.checkpoints.is_due
+    disk.written.clear()
+    await asyncio.to_thread(hot.evict, oldest.base)
+    assert store.checkpoints.checkpointed >= oldest.end
+    writers = [thread for name, thread in disk.written if name == "checkpoint"]
+    assert len(writers) == 2
+    assert threading.get_ident() not in writers
+    flusher.close()
+
+
 def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> CallsPerTurn:
     counter = CallsPerTurn(getattr(kind, name))
 
