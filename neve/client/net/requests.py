@@ -106,7 +106,15 @@ class BrokerRequests:
         pool = pool or self._pool
         if not self._routes.has_replicas(queue):
             return await pool.invoke(address, code, ext, body=body, timeout=timeout)
-        timer = asyncio.get_running_loop().call_later(patience, self._watch, queue, pool, address)
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer  # again later: the connection may not be open yet, or fall silent after this look
+            timer = loop.call_later(max(patience, _WATCH_S), look)
+            self._watch(queue, pool, address)
+
+        timer = loop.call_later(patience, look)
         try:
             return await pool.invoke(address, code, ext, body=body, timeout=timeout)
         finally:

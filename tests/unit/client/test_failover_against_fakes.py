@@ -514,6 +514,19 @@ def test_slow_broker_without_replicas_causes_no_lookup_of_its_master() -> None:
     run(work)
 
 
+def test_silent_master_is_replaced_although_its_connection_opened_after_the_patience() -> None:
+    async def work() -> None:
+        async with running(silent, send_ok) as broker_set, session_of(broker_set) as session:
+            former, new = broker_set.members
+            master = await session.routes.master(QUEUE)
+            assert session.pool.open_connection(master) is None
+            broker_set.ids = {0: new, 1: former}
+            with pytest.raises(UnknownOutcome):
+                await session.requests.ask_watched(QUEUE, master, 310, {}, timeout=600, patience=0.0)
+
+    run(work)
+
+
 @pytest.mark.parametrize("has_replicas", [False, True])
 def test_busy_broker_makes_its_route_doubtful_only_with_replicas(
     monkeypatch: pytest.MonkeyPatch, has_replicas: bool
