@@ -11,6 +11,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice, takewhile
 
@@ -25,6 +26,8 @@ from lifecycle.recorded_minimums import minimums_to_raise
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.policy.erasure import erased_rows as rows_of
 from tiered.journal.ownership import ResumePoint
+
+log = logging.getLogger(__name__)
 
 Ends = dict[str, dict[int, int]]  # topic -> queue -> next offset
 
@@ -50,6 +53,10 @@ async def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog,
 def _raise_parts(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> Parts[bool]:
     """Raise log, queues and minimums; return whether minimums were raised, which are not saved yet."""
     if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
+        log.error(
+            "log resumes above the archive: messages between and in no committed object are lost and become a GAP: "
+            "log_end=%d archive_end=%d", store.max_physical_offset, position,
+        )  # fmt: skip
         yield from store.restart_log_parts(position)
     raised: Ends = {}
     for chunk in _chunks(go_on.queue_next):

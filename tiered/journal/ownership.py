@@ -345,14 +345,6 @@ class Ownership:
             for queue, last in named.items()
         }
         resume_at = high if log_end < high and not is_copy else None
-        if resume_at is not None:
-            log.error(
-                "log resumes above the archive: messages between and in no committed object are lost and become a GAP: "
-                "broker=%s log_end=%d archive_end=%d",
-                self._broker,
-                log_end,
-                high,
-            )
         return ResumePoint(self.online, self.epoch, resume_at, following)
 
     def follow(self) -> None:
