@@ -39,7 +39,7 @@ class ServerPages:
         """`troubles` returns the faults of the server's tasks and dependencies."""
         self._supervisor, self._port, self._troubles = supervisor, port, troubles
         self._server, self._clock = server, clock
-        self._told = ConditionLog(clock, log)
+        self._condition_log = ConditionLog(clock, log)
         self._certificate = CertificateConditions(clock, None)
         #: The owner adds its own metrics.
         self.metrics = Metrics()
@@ -61,7 +61,7 @@ class ServerPages:
     async def start(self) -> tuple[str, int] | None:
         """Start the pages and return their address. Raises OSError."""
         self._certificate = CertificateConditions(self._clock, self._server.certificate)
-        self._supervisor.every("conditions", _LOOK_S, lambda: self._told.look(self._certificate.now()))
+        self._supervisor.every("conditions", _LOOK_S, lambda: self._condition_log.look(self._certificate.now()))
         return await self._http.start() if self._port >= 0 else None
 
     async def shutdown(self) -> None:
@@ -71,7 +71,7 @@ class ServerPages:
         return [*self.metrics.families(), *of_process()]
 
     def _conditions(self) -> list[Condition]:
-        return self._told.dated(self._certificate.now())
+        return self._condition_log.dated(self._certificate.now())
 
     def _conditions_by_name(self) -> dict[str, int]:
         there = {one.name for one in self._conditions()}

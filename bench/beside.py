@@ -117,8 +117,8 @@ class Bench:
                 else:
                     assert (word, values) == ("FAILED", ["0"]), line
         assert process.returncode == 0
-        (begun, first, own, broker), (ended, last, own_then, broker_then) = marks
-        seconds, count = (ended - begun) / 1e9, last - first
+        (started, first, own, broker), (ended, last, own_then, broker_then) = marks
+        seconds, count = (ended - started) / 1e9, last - first
         return Produced(count / seconds, (own_then - own) / count * 1e6, (broker_then - broker) / seconds)
 
 

@@ -308,11 +308,11 @@ def main() -> None:
                 for name in chosen:
                     if results.turns(how, name) > turn or time.monotonic() >= end_by:
                         continue
-                    begun = time.monotonic()
+                    started = time.monotonic()
                     took = change_master(sets[name], how, probers[name])
                     results.add(how, name, took)
                     told = ", ".join(f"{client} {seconds:.3f} s" for client, seconds in took.items())
-                    print(f"  {turn:3} {how} {name:7} {told}; {time.monotonic() - begun:.0f} s with all", flush=True)
+                    print(f"  {turn:3} {how} {name:7} {told}; {time.monotonic() - started:.0f} s with all", flush=True)
     results.show()
 
 

@@ -49,19 +49,19 @@ class Measured:
         """Print one row."""
         with Client(self.server.broker, 600) as client:
             time.sleep(0.5)
-            begun = time.monotonic()
+            started = time.monotonic()
             answers = ask(client)
             ended = time.monotonic()
             time.sleep(0.1)
         rows = [json.loads(line) for line in self._steps.read_text().splitlines()]
-        during = [row for row in rows if begun < row["at"] < ended + 0.05]
+        during = [row for row in rows if started < row["at"] < ended + 0.05]
         wall = max((row["wall_ms"] for row in during), default=0.0)
         cpu = max((row["cpu_ms"] for row in during), default=0.0)
         where = max(during, key=lambda row: row["cpu_ms"])["where"] if during else ""
         codes = ",".join(str(code) for code in sorted({answer.code for answer in answers}))
         verdict = "" if cpu <= _GOAL_MS else f"  ABOVE {_GOAL_MS:.0f} ms: {where}"
         print(
-            f"{name:34} code {codes:4} answered in {(ended - begun) * 1e3:8.1f} ms, longest turn "
+            f"{name:34} code {codes:4} answered in {(ended - started) * 1e3:8.1f} ms, longest turn "
             f"{_at_least(wall)} ms by the wall, {_at_least(cpu)} ms of CPU{verdict}",
             flush=True,
         )
@@ -94,10 +94,10 @@ def keys(broker: Measured, messages: int) -> None:
     frames = ((SEND_V2, send_ext("t", 0, f"KEYS\x01{key}\x02", queues=1)) for _ in range(messages))
     with Client(broker.server.broker, 600) as client:
         client.create_topic("t", 1)
-        begun = time.time()
+        started = time.time()
         assert pipelined(client, frames, b"x") == 0
-    first_ms = int(begun * 1000)
-    print(f"{messages:,} messages with one key stored in {time.time() - begun:.0f} s", flush=True)
+    first_ms = int(started * 1000)
+    print(f"{messages:,} messages with one key stored in {time.time() - started:.0f} s", flush=True)
 
     def query(wanted: str, begin: int, end: int) -> dict[str, object]:
         return {"topic": "t", "key": wanted, "maxNum": 64, "beginTimestamp": begin, "endTimestamp": end}

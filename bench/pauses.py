@@ -257,8 +257,8 @@ def run(server: NeveServer, steps: Path, options: argparse.Namespace) -> None:
     total = options.topics * options.queues
     print(f"{options.topics:,} topics made in {created - started:.0f} s, {total:,} queues filled and read by ", end="")
     print(f"{options.groups} groups in {filled - created:.0f} s", flush=True)
-    begun = time.monotonic()
-    until = begun + options.seconds
+    began = time.monotonic()
+    until = began + options.seconds
     pauses: list[float] = []
     sent = [0]
     command = [sys.executable, "-m", "bench.pauses", "--probe", server.broker, cluster.topics[0]]
@@ -284,7 +284,7 @@ def run(server: NeveServer, steps: Path, options: argparse.Namespace) -> None:
     told = ", ".join(f"{name} {took[int(len(took) * share)] / 1e3:.1f} ms" for share, name in shares)
     print(f"answers to the probe: {told}, slowest {took[-1] / 1e3:.1f} ms of {len(took):,}")
     print(f"memory of the broker: {memory >> 20} MiB, mapped files apart")
-    tell_steps([step for step in map(json.loads, steps.read_text().splitlines()) if begun < step["at"] < until])
+    tell_steps([step for step in map(json.loads, steps.read_text().splitlines()) if began < step["at"] < until])
 
 
 def tell_steps(steps: list[dict[str, Any]]) -> None:
@@ -320,10 +320,10 @@ def watched(steps: Path) -> dict[str, str]:
     return {"PYTHONPATH": path, "NEVE_BENCH_STEPS": str(steps)}
 
 
-def steps_since(steps: Path, begun: float) -> list[dict[str, Any]]:
+def steps_since(steps: Path, began: float) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in steps.read_text().splitlines()]
     assert rows, "no turn was recorded since the servers began: they are not watched"
-    return [step for step in rows if step["at"] > begun]
+    return [step for step in rows if step["at"] > began]
 
 
 def deletion(root: Path, queues: int) -> None:
@@ -336,15 +336,15 @@ def deletion(root: Path, queues: int) -> None:
         cluster.create()
         cluster.fill(heartbeats=False)
         time.sleep(1)
-        begun = time.monotonic()
+        began = time.monotonic()
         with Client(server.broker, 600) as client:
             client.ask(_DELETE_TOPIC, {"topic": cluster.topics[0]})
-        answered = time.monotonic() - begun
+        answered = time.monotonic() - began
         removed = server.directory / "data" / "broker" / "consumequeue.removed"
         while any(removed.iterdir()) or (removed.parent / "consumequeue" / cluster.topics[0]).exists():
             time.sleep(0.05)
-        print(f"topic of {queues:,} queues: deleted in {answered:.2f} s, removed in {time.monotonic() - begun:.2f} s")
-        tell_steps(steps_since(steps, begun))
+        print(f"topic of {queues:,} queues: deleted in {answered:.2f} s, removed in {time.monotonic() - began:.2f} s")
+        tell_steps(steps_since(steps, began))
     finally:
         server.kill()
 
@@ -361,14 +361,14 @@ def promotion(root: Path, queues: int) -> None:
         cluster.create()
         cluster.fill(heartbeats=False)
         time.sleep(1)
-        begun = time.monotonic()
+        began = time.monotonic()
         former.kill()
         heir = brokers.master_after(former)
         with Client(heir.broker, 600) as client:
             until_taken(client, cluster.topics[0])
-        print(f"{queues:,} active queues: the next send succeeded {time.monotonic() - begun:.2f} s after the kill")
+        print(f"{queues:,} active queues: the next send succeeded {time.monotonic() - began:.2f} s after the kill")
         time.sleep(_AFTER_S)
-        tell_steps(steps_since(steps, begun))
+        tell_steps(steps_since(steps, began))
 
 
 def truncation(root: Path, queues: int) -> None:
@@ -397,12 +397,12 @@ def truncation(root: Path, queues: int) -> None:
         with Client(heir.broker, 600) as client:
             until_taken(client, cluster.topics[0])
         former.start(watched(steps))
-        begun = time.monotonic()
+        began = time.monotonic()
         wait_until(lambda: len(brokers.in_sync()) == len(brokers.members), "the former master is back", _CHANGE_S)
         kept = sum(path.stat().st_size for path in former.directory.rglob("diverged/*.log"))
         assert kept, "nothing was cut off"
-        print(f"{queues:,} queues: {kept:,} bytes cut off; in sync {time.monotonic() - begun:.2f} s after the start")
-        tell_steps(steps_since(steps, begun))
+        print(f"{queues:,} queues: {kept:,} bytes cut off; in sync {time.monotonic() - began:.2f} s after the start")
+        tell_steps(steps_since(steps, began))
 
 
 def until_taken(client: Client, topic: str) -> None:

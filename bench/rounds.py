@@ -71,9 +71,9 @@ def measure(case: str, server: NeveServer, store_pid: int | None) -> None:
     """Run a round over all messages, and then upload the same objects without a round."""
     known = {name.key for name in (objects(server.store) if case != "tiny" else [])}
     settle([server])
-    cpu, begun = Cpu(server, store_pid), time.perf_counter()
+    cpu, started = Cpu(server, store_pid), time.perf_counter()
     offload(server)
-    wall, (broker, workers, of_store) = time.perf_counter() - begun, cpu.since()
+    wall, (broker, workers, of_store) = time.perf_counter() - started, cpu.since()
     names = [name for name in objects(server.store) if name.key not in known]
     count, wire = len(names), sum(name.wire_bytes for name in names) / _MB
     both = max(broker + workers, 0.01)
@@ -93,7 +93,7 @@ def plain_puts(url: str, names: Sequence[CommittedObject], store_pid: int | None
     contents = [target.get(name.key) for name in names]
     own, of_store = psutil.Process(), psutil.Process(store_pid) if store_pid is not None else None
     before, store_before = own_cpu(own), own_cpu(of_store) if of_store is not None else 0.0
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with ThreadPoolExecutor(_UPLOADS) as pool:
         puts = [
             pool.submit(target.put, f"plain/{time.time_ns()}-{number}", content, if_absent=True)
@@ -101,7 +101,7 @@ def plain_puts(url: str, names: Sequence[CommittedObject], store_pid: int | None
         ]
         for put in puts:
             put.result()
-    wall, cpu = time.perf_counter() - begun, max(own_cpu(own) - before, 0.01)
+    wall, cpu = time.perf_counter() - started, max(own_cpu(own) - before, 0.01)
     of_the_store = own_cpu(of_store) - store_before if of_store is not None else 0.0
     count, wire = len(names), sum(name.wire_bytes for name in names) / _MB
     print(f"  plain PUT  {count / wall:,.0f} objects/s, {wire / wall:,.1f} MB/s of the same records")

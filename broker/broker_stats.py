@@ -27,7 +27,7 @@ _Mark = tuple[int, int, int, int]
 class _Time:
     """The current period of all items of a broker: the number of periods since the clock's zero."""
 
-    __slots__ = ("begun", "now_s", "period")
+    __slots__ = ("marks", "now_s", "period")
 
     def __init__(self, now_s: float) -> None:
         self.period = -1
@@ -39,7 +39,7 @@ class _Time:
         if period != self.period:
             self.period = period
             #: Marks of all items that begin in this period.
-            self.begun: tuple[_Mark, ...] = ((period, 0, 0, 0),)
+            self.marks: tuple[_Mark, ...] = ((period, 0, 0, 0),)
 
 
 class Traffic:
@@ -55,7 +55,7 @@ class Traffic:
         self._time = time
         self._born_s = time.now_s
         # The last mark is of the period of the last message.
-        self._marks = time.begun
+        self._marks = time.marks
         self.calls = self.count = self.size = 0
 
     def add(self, count: int, size: int, calls: int = 1) -> None:

@@ -73,19 +73,19 @@ class ChangeOfRole:
         pending_deletions: PendingDeletions,
         register_soon: Callable[[], None],
         files: Sequence[StateFile],
-        go_on: Callable[[], Awaitable[Mapping[str, Mapping[int, int]]]],
+        resume_log: Callable[[], Awaitable[Mapping[str, Mapping[int, int]]]],
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """Create the state.
 
-        `files`: those of all tables that `reload` loads again. `go_on` continues log and queues above all offsets that
-        the archive names, and returns the queues that were raised, with their ends.
+        `files`: those of all tables that `reload` loads again. `resume_log` continues log and queues above all offsets
+        that the archive names, and returns the queues that were raised, with their ends.
         """
         self._threads = threads
         self._store, self._admission = store, admission
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
-        self._pending_deletions, self._register_soon, self._go_on = pending_deletions, register_soon, go_on
+        self._pending_deletions, self._register_soon, self._resume_log = pending_deletions, register_soon, resume_log
         self._files = tuple(files)
         self._journal = journal
         self._unrecorded: ArchiveSettled | None = None  # record of this term that the log has not accepted yet
@@ -114,7 +114,7 @@ class ChangeOfRole:
         for line in await in_turns(self._metadata.lead_steps()):
             log.warning("group offset above the end of its queue: %s", line)
         await in_turns(self._pops.lead_steps())
-        self._raised = await self._go_on()
+        self._raised = await self._resume_log()
 
     def lead(self, epoch: int) -> None:
         """Accept this broker's own records in the log from now on, in this epoch. Called after `prepare`.
@@ -132,7 +132,7 @@ class ChangeOfRole:
         except BaseException:
             self._close()
             raise
-        self._journal.owe(_raised_records(self._raised))
+        self._journal.defer(_raised_records(self._raised))
         self._has_unsaved, self._tries = bool(self._raised), 0
         self._unrecorded = ArchiveSettled(epoch=epoch)
 
@@ -144,7 +144,7 @@ class ChangeOfRole:
         if self._unrecorded is None:
             return True
         try:
-            self._journal.record_owed()
+            self._journal.record_deferred()
             if self._has_unsaved:
                 # A later truncation, or a start, that finds the last record lowers no queue.
                 await self._threads.run(self._store.queues.records.write, self._store.queue_changes.image())
@@ -162,7 +162,7 @@ class ChangeOfRole:
     def follow(self) -> None:
         """Reject own records from this moment on, and suspend saving of the tables, which may contain some."""
         self._unrecorded = None
-        self._journal.owe(())
+        self._journal.defer(())
         for file in self._files:
             file.suspend()
         self._close()

@@ -203,7 +203,7 @@ async def _run(loaded: LoadedConfig[BrokerConfig], embedded: tuple[Path, int] | 
         if restore is not None:
             ready["restored"] = restore.report
         announce(ready)
-        await controller.life.end_wanted.wait()
+        await controller.life.end_requested.wait()
         await controller.shutdown()
         if controller.left_behind:
             leave(controller.life.exit_code)

@@ -72,15 +72,15 @@ class KeptConfig:
             OSError: the file can't be written; then nothing is changed before the next start.
         """
         async with self._lock:
-            gone = [*unset]
-            if unknown := sorted({*gone} - self._keys.keys()):
+            removed = [*unset]
+            if unknown := sorted({*removed} - self._keys.keys()):
                 raise ConfigError(f"{', '.join(unknown)}: not set on the running broker")
-            if both := sorted({*gone} & values.keys()):
+            if both := sorted({*removed} & values.keys()):
                 raise ConfigError(f"{', '.join(both)}: set and unset at once")
             live = {*live_keys(self._config)}
-            in_force = {**{key: self._text(key) for key in gone if key in live}, **values}
+            in_force = {**{key: self._text(key) for key in removed if key in live}, **values}
             update_live(dataclasses.replace(self._config), in_force)
-            keys = {key: value for key, value in {**self._keys, **values}.items() if key not in gone}
+            keys = {key: value for key, value in {**self._keys, **values}.items() if key not in removed}
             await self._threads.run(self._write, keys)
             self._keys = keys
             update_live(self._config, in_force)

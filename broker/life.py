@@ -87,7 +87,7 @@ class BrokerLife:
         self.refusal: str | None = None  # why sends are refused, in REFUSING
         self.refused_since = 0.0  # monotonic time
         #: Set when the process has to end. The code that started the broker then shuts it down.
-        self.end_wanted = asyncio.Event()
+        self.end_requested = asyncio.Event()
         self.exit_code = 0
 
     def started(self) -> None:
@@ -107,7 +107,7 @@ class BrokerLife:
 
     def ask_to_end(self) -> None:
         """Request a clean stop. Until it begins, everything is accepted as before."""
-        self.end_wanted.set()
+        self.end_requested.set()
 
     def stop(self) -> None:
         """Record that the stop begins."""
@@ -117,7 +117,7 @@ class BrokerLife:
         """Accept nothing more and end the process, because written data may never reach the disk."""
         self._follow(Event.SYNC_FAILED)
         self.exit_code = EXIT_FAILED
-        self.end_wanted.set()
+        self.end_requested.set()
 
     def _follow(self, event: Event) -> None:
         self.state = next_state(TRANSITIONS, self.state, event, owner="a broker")

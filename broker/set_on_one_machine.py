@@ -140,7 +140,7 @@ async def run(replicas: int, places: Places, store: str | None, settings: Sequen
                 "namesrv": f"{HERE}:{name_server.port}",
                 "controller": f"{HERE}:{controller.port}",
                 "master": master,
-                "members": [member.told() for member in members],
+                "members": [member.as_json() for member in members],
             }
         )
         await stopped.wait()
@@ -189,7 +189,7 @@ class _Member:
         self._port, self._ha_port, self._admin_port = ports  # the same for all restarts
         self._process: asyncio.subprocess.Process | None = None
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return a description for the ready line."""
         assert self._process is not None
         broker, admin = f"{HERE}:{self._port}", f"{HERE}:{self._admin_port}"

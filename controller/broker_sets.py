@@ -49,7 +49,7 @@ class Calls(Protocol):
 
     async def ask(self, name: str, member: Member) -> Asked: ...
 
-    async def tell(self, broker_set: BrokerSet, member: Member) -> None: ...
+    async def notify(self, broker_set: BrokerSet, member: Member) -> None: ...
 
 
 class BrokerSets:
@@ -112,10 +112,10 @@ class BrokerSets:
         living = frozenset(self._liveness.living(name))
         if self._living.get(name) != living:
             self._living[name] = living
-            self._spawn("say", partial(self._tell_of, name))
+            self._spawn("say", partial(self._notify_of, name))
 
-    async def _tell_of(self, name: str) -> None:
-        await self._others.say(name, self._liveness.living(name))
+    async def _notify_of(self, name: str) -> None:
+        await self._others.publish(name, self._liveness.living(name))
 
     async def lost(self, name: str) -> None:
         """Handle the loss of a member: publish it to the other controllers, then elect a master if one is missing.
@@ -124,21 +124,21 @@ class BrokerSets:
         """
         self._living.pop(name, None)
         try:
-            await self._tell_of(name)
+            await self._notify_of(name)
         finally:
             await self.carry_out(Scan(name))
 
-    async def tell_others(self) -> None:
+    async def notify_others(self) -> None:
         """Publish the live members of each set that have changed to the other controllers.
 
         A failure for one set does not stop the others; the last failure is raised at the end.
         """
-        await _each(self._liveness.names() | self._living.keys(), self._tell_others_of)
+        await _each(self._liveness.names() | self._living.keys(), self._notify_others_of)
 
-    async def _tell_others_of(self, name: str) -> None:
+    async def _notify_others_of(self, name: str) -> None:
         living = self._liveness.living(name)
         self._living[name] = frozenset(living)
-        await self._others.say(name, living)
+        await self._others.publish(name, living)
         if not living and not self._living.get(name):  # no member became alive during the write
             self._living.pop(name, None)
 
@@ -211,15 +211,15 @@ class BrokerSets:
         now = decision.broker_set
         if now is None:
             return
-        _say(stored, now)
+        _log_change(stored, now)
         self.changes += 1
         self.elections += now.master is not None and (stored is None or now.master_epoch != stored.master_epoch)
-        for gone in set(stored.ids if stored is not None else ()) - set(now.ids):
-            self._liveness.forget(now.name, gone)
+        for left_id in set(stored.ids if stored is not None else ()) - set(now.ids):
+            self._liveness.forget(now.name, left_id)
         if now.master is not None:
             for member in now.members:
                 if member.id in decision.notify and self._notifies():
-                    self._spawn("notify", partial(self._calls.tell, now, member))
+                    self._spawn("notify", partial(self._calls.notify, now, member))
         elif stored is not None and stored.master is not None:
             # The brokers may ask for an election only later.
             self._spawn("elect", partial(self.carry_out, Scan(now.name)))
@@ -239,7 +239,7 @@ async def _each(names: Iterable[str], work: Callable[[str], Coroutine[Any, Any, 
         raise failed[-1]
 
 
-def _say(old: BrokerSet | None, new: BrokerSet) -> None:
+def _log_change(old: BrokerSet | None, new: BrokerSet) -> None:
     """Log each change that an operator may look for."""
     name = new.name
     if old is None or old.ids != new.ids:

@@ -60,7 +60,7 @@ class BrokerCalls:
         finally:
             peer.close()
 
-    async def tell(self, broker_set: BrokerSet, member: Member) -> None:
+    async def notify(self, broker_set: BrokerSet, member: Member) -> None:
         """Send the roles to a member as a one-way request; a member that misses it polls for them."""
         master = broker_set.member(broker_set.master)
         assert master is not None

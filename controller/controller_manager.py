@@ -55,7 +55,7 @@ class ControllerManager:
         self._config, self._register, self._others = config, register, others
         self._liveness = Liveness(clock)
         self._supervisor = Supervisor("controller")
-        self._hears_since_ms = self._looked_ms = 0
+        self._listening_since_ms = self._checked_ms = 0
         self._watches = True
         calls = BrokerCalls(config)
         self.sets = BrokerSets(
@@ -112,15 +112,17 @@ class ControllerManager:
     async def start(self) -> None:
         """Open the register, listen, and start the periodic tasks."""
         await self._register.open()
-        self._hears_since_ms = self._looked_ms = self._liveness.now_ms()
+        self._listening_since_ms = self._checked_ms = self._liveness.now_ms()
         await self._server.start()
         self.admin_address = await self._pages.start()
         if self._others.renew_s:
             self._supervisor.every("lease", self._others.renew_s, self._others.renew, first_s=0)
-            self._supervisor.every("tell", self._others.renew_s, self.sets.tell_others, first_s=0)
+            self._supervisor.every("tell", self._others.renew_s, self.sets.notify_others, first_s=0)
         period_s = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period_s, self.scan)
-        self._supervisor.every("pulse", self._pulse_ms / 1000, self._look)  # separate: a scan may wait for the register
+        self._supervisor.every(
+            "pulse", self._pulse_ms / 1000, self._check
+        )  # separate: a scan may wait for the register
         log.info("controller of neve %s listens on %s:%d", version("neve"), self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:
@@ -135,8 +137,8 @@ class ControllerManager:
 
     async def scan(self) -> None:
         """Close connections of silent brokers, and elect where a master is missing."""
-        self._look()
-        if self._liveness.now_ms() - self._hears_since_ms < BEAT_MS:
+        self._check()
+        if self._liveness.now_ms() - self._listening_since_ms < BEAT_MS:
             return  # after a suspension, heartbeats may be received but not read yet
         silent = self._liveness.silent()
         for name, broker_id, connection in silent:
@@ -149,15 +151,15 @@ class ControllerManager:
             self._supervisor.spawn("elect", partial(self.sets.lost, name))
         await self.sets.scan()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Detect a suspension of this process; after one, wait a time-out before a silent member counts as dead."""
         now_ms = self._liveness.now_ms()
-        late_ms = now_ms - self._looked_ms - self._pulse_ms
-        self._looked_ms = now_ms
+        late_ms = now_ms - self._checked_ms - self._pulse_ms
+        self._checked_ms = now_ms
         if late_ms <= STANDSTILL_MS:
             return
         log.warning("this controller was stalled for %d ms: silent brokers get a new timeout", late_ms)
-        self._hears_since_ms = now_ms
+        self._listening_since_ms = now_ms
 
     def _closed(self, connection: Connection) -> None:
         if not self._watches:
@@ -168,11 +170,11 @@ class ControllerManager:
             self._supervisor.spawn("elect", partial(self.sets.lost, name))
 
     def _rules(self) -> Rules:
-        self._look()
+        self._check()
         return Rules(
             enable_elect_unclean_master=self._config.enable_elect_unclean_master,
             max_members=self._config.max_members,
-            elects_from_ms=self._hears_since_ms + DEFAULT_TIMEOUT_MS,
-            hears_since_ms=self._hears_since_ms,
-            elects_first_from_ms=self._hears_since_ms + self._first_ms,
+            elects_from_ms=self._listening_since_ms + DEFAULT_TIMEOUT_MS,
+            listening_since_ms=self._listening_since_ms,
+            elects_first_from_ms=self._listening_since_ms + self._first_ms,
         )

@@ -56,9 +56,9 @@ class Rules:
     enable_elect_unclean_master: bool = False
     max_members: int = 64
     # After a start or a suspension, a controller has not heard from live members yet. Before it regards a master as
-    # dead, it waits for the member's time-out from `hears_since_ms`, or until `elects_from_ms` if that is unknown.
+    # dead, it waits for the member's time-out from `listening_since_ms`, or until `elects_from_ms` if that is unknown.
     elects_from_ms: int = 0
-    hears_since_ms: int = 0
+    listening_since_ms: int = 0
     elects_first_from_ms: int = 0
     # A value that the register had before, with higher epochs than now: the register was restored or wiped.
     had: BrokerSet | None = None
@@ -315,7 +315,7 @@ class _Case:
         wanted = broker_set.ids if ids is None else ids
         return tuple(broker_id for broker_id in wanted if self.is_alive(broker_set.member(broker_id)))
 
-    def highest_heard(self) -> tuple[int, int]:
+    def highest_reported(self) -> tuple[int, int]:
         everybody = (*self.reports.values(), *self.strangers)
         return max((report.epochs for report in everybody), default=(UNKNOWN, UNKNOWN))
 
@@ -324,7 +324,7 @@ class _Case:
         known = self.stored.frozen if self.stored is not None else None
         epochs = self.stored.epochs if self.stored is not None else (0, 0)
         had = self.rules.had.epochs if self.rules.had is not None else (0, 0)
-        heard = max(self.highest_heard(), had)
+        heard = max(self.highest_reported(), had)
         if heard <= (known.epochs if known is not None else epochs):
             return known
         knowing = [broker_id for broker_id, report in self.reports.items() if report.epochs == heard]
@@ -440,8 +440,8 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
     answer = Answer(sync_state_set=now.sync_state_set, sync_state_set_epoch=now.sync_state_set_epoch)
     if now.master is not None and case.is_alive(now.member(now.master)):
         answer = _roles(now)
-    told = () if now.epochs == stored.epochs or now.master is None else (now.master,)
-    return Decision(answer, _if_changed(stored, now), notify=told)
+    notified = () if now.epochs == stored.epochs or now.master is None else (now.master,)
+    return Decision(answer, _if_changed(stored, now), notify=notified)
 
 
 def _is_anothers(member: Member, request: RegisterBroker) -> bool:
@@ -518,7 +518,7 @@ def _(request: Scan, case: _Case) -> Decision | Ask:
 def _elect(request: ElectMaster, case: _Case) -> Decision | Ask:
     stored, asker = case.stored, request.broker_id
     by_controller = asker == BY_CONTROLLER
-    nobody = Code.CONTROLLER_MASTER_NOT_AVAILABLE if by_controller else Code.CONTROLLER_ELECT_MASTER_FAILED
+    no_candidate = Code.CONTROLLER_MASTER_NOT_AVAILABLE if by_controller else Code.CONTROLLER_ELECT_MASTER_FAILED
     if stored is None or (request.cluster and request.cluster != stored.cluster):
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "Broker hasn't been registered")
     designated = request.designate and not by_controller
@@ -526,16 +526,16 @@ def _elect(request: ElectMaster, case: _Case) -> Decision | Ask:
         remark = f"BrokerId: {asker} hasn't been registered in broker-set: {stored.name}"
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
     if designated and asker not in case.living(stored):
-        return _refuse(nobody, f"broker {asker} is designated, but it is not alive")
+        return _refuse(no_candidate, f"broker {asker} is designated, but it is not alive")
     if frozen := case.frozen():
-        return _take_over(stored, asker, case, frozen) if designated else case.refuse_frozen(nobody, frozen)
+        return _take_over(stored, asker, case, frozen) if designated else case.refuse_frozen(no_candidate, frozen)
     if not stored.master_epoch:
-        return _elect_first(stored, asker, case, designated=designated, nobody=nobody)
+        return _elect_first(stored, asker, case, designated=designated, no_candidate=no_candidate)
     if case.is_alive(stored.member(stored.master)) and not (designated and asker != stored.master):
         remark = f"The old master {stored.master} is still alive, not need to elect new master for broker {stored.name}"
         return Decision(_roles(stored, Code.CONTROLLER_MASTER_STILL_EXIST, remark))
-    if not designated and (waits := _not_heard_yet(stored, case)):
-        return _refuse(nobody, waits)
+    if not designated and (waits := _not_reported_yet(stored, case)):
+        return _refuse(no_candidate, waits)
     candidates = _candidates(stored, case)
     if designated:
         in_sync = asker in (*stored.sync_state_set, *stored.eligible)
@@ -546,35 +546,38 @@ def _elect(request: ElectMaster, case: _Case) -> Decision | Ask:
                 why += (
                     f"; not forced while {stock} may be Apache's: clean up those that are not, or that never registered"
                 )
-            return _refuse(nobody, why)
+            return _refuse(no_candidate, why)
         candidates = (asker,)
     unasked = _unasked(stored, candidates, case)
     if unasked:
         return Ask(unasked)
     winner = _best(stored, candidates, case)
     if winner is None:
-        return _nobody(stored, case, by_controller=by_controller, code=nobody)
+        return _no_candidate(stored, case, by_controller=by_controller, code=no_candidate)
     return _elected(stored, winner, case)
 
 
-def _elect_first(stored: BrokerSet, asker: int, case: _Case, *, designated: bool, nobody: ResponseCode) -> Decision:
+def _elect_first(
+    stored: BrokerSet, asker: int, case: _Case, *, designated: bool, no_candidate: ResponseCode
+) -> Decision:
     """Elect the first master. Empty logs lose nothing; if a log is not empty, an operator has to choose."""
     if asker not in case.living(stored):
-        return _refuse(nobody, "Failed to elect a new master: the first one asks for itself, and is alive")
+        return _refuse(no_candidate, "Failed to elect a new master: the first one asks for itself, and is alive")
     if not designated:
         if case.now_ms < case.rules.elects_first_from_ms:
             return _refuse(
-                nobody, "no first election yet: this controller has just started, and a broker may have a longer log"
+                no_candidate,
+                "no first election yet: this controller has just started, and a broker may have a longer log",
             )
         for broker_id in stored.ids:
             if broker_id not in case.reports:
-                return _refuse(nobody, f"no first election before broker {broker_id} has reported an empty log")
+                return _refuse(no_candidate, f"no first election before broker {broker_id} has reported an empty log")
         speakers = [(f"broker {broker_id}", report) for broker_id, report in sorted(case.reports.items())]
         speakers += [("a broker whose id is another's", report) for report in case.strangers]
         for who, report in speakers:
             if report.max_offset != 0:
                 return _refuse(
-                    nobody,
+                    no_candidate,
                     f"no first election: the log of {who} ends at {report.max_offset}; an operator has to designate "
                     "the master",
                 )
@@ -612,8 +615,8 @@ def _knows(report: Report, frozen: Frozen) -> bool:
     return report.epochs >= frozen.epochs
 
 
-def _not_heard_yet(stored: BrokerSet, case: _Case) -> str:
-    since, missing = case.rules.hears_since_ms, []
+def _not_reported_yet(stored: BrokerSet, case: _Case) -> str:
+    since, missing = case.rules.listening_since_ms, []
     for broker_id in {*stored.sync_state_set, *stored.eligible, *stored.unclean}:
         report = case.reports.get(broker_id)
         until_ms = case.rules.elects_from_ms if report is None else since + report.timeout_ms
@@ -682,7 +685,7 @@ def _elected(stored: BrokerSet, winner: int, case: _Case) -> Decision:
     return Decision(_roles(now, addresses=now.addresses()), now, notify=case.living(now))
 
 
-def _nobody(stored: BrokerSet, case: _Case, *, by_controller: bool, code: ResponseCode) -> Decision:
+def _no_candidate(stored: BrokerSet, case: _Case, *, by_controller: bool, code: ResponseCode) -> Decision:
     """Report that no member can be elected. The controller also clears a dead master, so that brokers ask again."""
     awaited = sorted(_trusted(stored))
     waits = f"waits for one of {awaited}"
@@ -828,8 +831,8 @@ def _(request: CleanBrokerData, case: _Case) -> Decision:
             unclean=tuple(other for other in now.unclean if other != broker_id),
             members=tuple(member for member in now.members if member.id != broker_id),
         )
-    told = () if now.master is None or now.epochs == stored.epochs else (now.master,)
-    return Decision(Answer(), _if_changed(stored, now), notify=told)
+    notified = () if now.master is None or now.epochs == stored.epochs else (now.master,)
+    return Decision(Answer(), _if_changed(stored, now), notify=notified)
 
 
 def _ids_in(text: str) -> set[int] | None:

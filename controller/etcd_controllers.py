@@ -35,7 +35,7 @@ _MOST_CONTROLLERS = 64
 _MOST_TRIES = 4
 
 
-class _Said(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class _Publication(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A report without its time: a key that exists is current. Unknown fields of other versions are ignored."""
 
     timeout_ms: int
@@ -72,7 +72,7 @@ class EtcdControllers:
             raise RegisterUnavailable(None, str(error)) from error
         own = next((kv for kv in read.kvs if kv.key == self._key(name)), None)
         if _revision(own) != _revision(self._written.get(name, own)):
-            del self._written[name]  # the key has changed, so the next `say` reads and writes it again
+            del self._written[name]  # the key has changed, so the next `publish` reads and writes it again
         found: dict[int, list[Report]] = {}
         for kv in read.kvs:
             if kv is own:
@@ -81,11 +81,11 @@ class EtcdControllers:
                 found.setdefault(broker_id, []).append(report)
         return found
 
-    async def say(self, name: str, living: Mapping[int, Report]) -> None:
+    async def publish(self, name: str, living: Mapping[int, Report]) -> None:
         turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
             try:
-                await self._say(name, _encoded(living) if living else None)
+                await self._publish(name, _encoded(living) if living else None)
             except EtcdError as error:
                 raise RegisterUnavailable(None, str(error)) from error
 
@@ -105,7 +105,7 @@ class EtcdControllers:
                 log.warning("the reported live brokers remain for %d s: %s", LEASE_S, error)
         await self._leases.close()
 
-    async def _say(self, name: str, value: bytes | None) -> None:
+    async def _publish(self, name: str, value: bytes | None) -> None:
         """Write the key until it has the value, whatever the outcome of earlier writes."""
         key = self._key(name)
         for _ in range(_MOST_TRIES):
@@ -116,7 +116,7 @@ class EtcdControllers:
             if (seen.value if seen is not None else None) == value and (seen is None or seen.lease == self._lease):
                 return
             if value is not None and not self._lease:
-                return  # there is no lease yet; the periodic `say` after the first renewal writes it
+                return  # there is no lease yet; the periodic `publish` after the first renewal writes it
             del self._written[name]
             lease = self._lease
             revision = await self._etcd.swap(key, seen, value, lease=lease)
@@ -137,8 +137,8 @@ def _revision(kv: KeyValue | None) -> int:
 
 
 def _encoded(living: Mapping[int, Report]) -> bytes:
-    said = {
-        str(broker_id): _Said(
+    publications = {
+        str(broker_id): _Publication(
             timeout_ms=report.timeout_ms,
             address=report.address,
             cluster=report.cluster,
@@ -153,16 +153,16 @@ def _encoded(living: Mapping[int, Report]) -> bytes:
         )
         for broker_id, report in sorted(living.items())
     }
-    return msgspec.json.encode(said)
+    return msgspec.json.encode(publications)
 
 
 def _decoded(kv: KeyValue) -> dict[int, Report]:
     try:
-        said = msgspec.json.decode(kv.value, type=dict[int, _Said])
+        publications = msgspec.json.decode(kv.value, type=dict[int, _Publication])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         # The key may contain a member that only its controller hears, so no decision is possible without it.
         raise RegisterUnavailable(None, f"{kv.key!r} in etcd can't be read: {error}") from error
     return {
-        broker_id: Report(0, **{field: getattr(one, field) for field in _Said.__struct_fields__})
-        for broker_id, one in said.items()
+        broker_id: Report(0, **{field: getattr(one, field) for field in _Publication.__struct_fields__})
+        for broker_id, one in publications.items()
     }

@@ -26,7 +26,7 @@ _NOBODY: Mapping[int, Sequence[Report]] = {}
 
 
 @dataclass(slots=True)
-class _Heard:
+class _LiveBroker:
     report: Report
     connection: Hashable
 
@@ -36,7 +36,7 @@ class Liveness:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._sets: dict[str, dict[int, _Heard]] = {}
+        self._sets: dict[str, dict[int, _LiveBroker]] = {}
         self._strangers: dict[str, dict[int, Report]] = {}  # by the id that they used
         self._of_connection: dict[Hashable, set[tuple[str, int]]] = {}
         self._awaited: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
@@ -45,7 +45,9 @@ class Liveness:
         """Return the current time on the clock of the reports, in milliseconds."""
         return round(self._clock.monotonic() * 1000)
 
-    def hear(self, name: str, broker_id: int, said: Report, connection: Hashable, member: Member | None) -> bool:
+    def record_heartbeat(
+        self, name: str, broker_id: int, heartbeat: Report, connection: Hashable, member: Member | None
+    ) -> bool:
         """Record a heartbeat. Returns False if another live process uses the id, or if the limits are reached.
 
         `member` is the registered owner of the id. Its heartbeat is accepted even if another process uses the id.
@@ -54,13 +56,13 @@ class Liveness:
         before = heard.get(broker_id)
         if before is None and (len(heard) >= MAX_IDS or (not heard and len(self._sets) >= MAX_SETS)):
             return False
-        if before is not None and _born(before.report) != _born(said):
+        if before is not None and _born(before.report) != _born(heartbeat):
             registered = _registered(member) if member is not None else None
-            if _born(said) != registered and self._lives(before.report):
-                self._note_stranger(name, broker_id, said)
+            if _born(heartbeat) != registered and self._lives(before.report):
+                self._note_stranger(name, broker_id, heartbeat)
                 return False
-        self._sets.setdefault(name, {})[broker_id] = _Heard(
-            replace(said, heard_ms=self.now_ms(), connected=True), connection
+        self._sets.setdefault(name, {})[broker_id] = _LiveBroker(
+            replace(heartbeat, heard_ms=self.now_ms(), connected=True), connection
         )
         self._of_connection.setdefault(connection, set()).add((name, broker_id))
         for waiter in self._awaited.pop((name, broker_id), ()):
@@ -68,7 +70,7 @@ class Liveness:
                 waiter.set_result(None)
         return True
 
-    async def until_heard(self, name: str, broker_id: int, seconds: float) -> None:
+    async def until_alive(self, name: str, broker_id: int, seconds: float) -> None:
         """Wait until the broker is alive, for at most the given time."""
         heard = self._sets.get(name, {}).get(broker_id)
         if heard is not None and self._lives(heard.report):
@@ -109,11 +111,13 @@ class Liveness:
         A wiped register may assign an id again. The former owner then knows more than the register does.
         """
         now = self.now_ms()
-        return tuple(said for said in self._strangers.get(name, {}).values() if now - said.heard_ms <= FORGET_MS)
+        return tuple(
+            heartbeat for heartbeat in self._strangers.get(name, {}).values() if now - heartbeat.heard_ms <= FORGET_MS
+        )
 
-    def _note_stranger(self, name: str, broker_id: int, said: Report) -> None:
+    def _note_stranger(self, name: str, broker_id: int, heartbeat: Report) -> None:
         under = self._strangers.setdefault(name, {})
-        both = (replace(said, heard_ms=self.now_ms()), under.get(broker_id))
+        both = (replace(heartbeat, heard_ms=self.now_ms()), under.get(broker_id))
         under[broker_id] = max((one for one in both if one is not None), key=lambda one: (one.epochs, one.max_offset))
 
     def living(self, name: str) -> dict[int, Report]:
@@ -163,11 +167,11 @@ class Liveness:
     def forget(self, name: str, broker_id: int | None = None) -> None:
         """Drop the reports of a broker, or of all brokers of a set."""
         heard = self._sets.get(name, {})
-        for gone in [broker_id] if broker_id is not None else list(heard):
-            self._strangers.get(name, {}).pop(gone, None)
-            one = heard.pop(gone, None)
+        for removed in [broker_id] if broker_id is not None else list(heard):
+            self._strangers.get(name, {}).pop(removed, None)
+            one = heard.pop(removed, None)
             if one is not None and one.connection in self._of_connection:
-                self._of_connection[one.connection].discard((name, gone))
+                self._of_connection[one.connection].discard((name, removed))
         if not heard:
             self._sets.pop(name, None)
             self._strangers.pop(name, None)

@@ -24,11 +24,11 @@ class OtherControllers(Protocol):
     async def heard(self, name: str) -> Heard:
         """Return the members of a set that each other controller reports as alive now."""
 
-    async def say(self, name: str, living: Mapping[int, Report]) -> None:
+    async def publish(self, name: str, living: Mapping[int, Report]) -> None:
         """Publish the members of a set that are alive for this controller; readable by the others on return."""
 
     async def renew(self) -> None:
-        """Keep the published reports valid. If they have expired already, the next `say` publishes them again."""
+        """Keep the published reports valid. If they have expired already, the next `publish` publishes them again."""
 
     async def close(self) -> None:
         """Withdraw all published reports."""
@@ -42,7 +42,7 @@ class NoOtherControllers:
     async def heard(self, name: str) -> Heard:
         return {}
 
-    async def say(self, name: str, living: Mapping[int, Report]) -> None:
+    async def publish(self, name: str, living: Mapping[int, Report]) -> None:
         pass
 
     async def renew(self) -> None:

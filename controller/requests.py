@@ -162,7 +162,7 @@ class Requests:
         member = stored.member(broker_id) if stored is not None else None
         if connection.is_closed:  # the close event has already passed, so the member would never count as lost
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "the connection is closed")
-        if not self._liveness.hear(name, broker_id, report, connection, member):
+        if not self._liveness.record_heartbeat(name, broker_id, report, connection, member):
             remark = f"brokerId {broker_id} of {name} is another process, which lives"
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, remark)
         self._sets.heard(name)
@@ -186,7 +186,7 @@ class Requests:
         if stored is not None and stored.member(asked.broker_id) is not None and not asked.designate:
             # Apache's broker sends its first heartbeat concurrently with this request. It waits 3 seconds for the
             # answer and retries only after 5 seconds.
-            heard = self._liveness.until_heard(asked.name, asked.broker_id, FIRST_HEARTBEAT_S)
+            heard = self._liveness.until_alive(asked.name, asked.broker_id, FIRST_HEARTBEAT_S)
             if stored.master_epoch:
                 await heard
             else:

@@ -89,10 +89,10 @@ class Backlog:
     ) -> list[tuple[str, TopicBacklog | TopicUnreadable | None]]:
         counts: dict[str, dict[_Stretch, _Count]] = {}
         new: list[tuple[TopicRange, _Count]] = []
-        for topic, gone_below in topics:
-            if self._born.get(topic, 0) != gone_below:
+        for topic, deleted_up_to in topics:
+            if self._born.get(topic, 0) != deleted_up_to:
                 self._counts.pop(topic, None)
-            self._born[topic] = gone_below
+            self._born[topic] = deleted_up_to
             before = self._counts.get(topic, {})
             counts[topic] = {}
             for stretch in self._stretches(topic, segments, end):

@@ -20,7 +20,7 @@ from neve.archive.format.journal import COMPACT, AnyEntry, CommittedObject, Repl
 from neve.archive.policy.ttl import HOUR_MS
 from tiered.journal.writer import JournalWriter
 from tiered.write.merge import Merge
-from tiered.write.progress import Progress, tell
+from tiered.write.progress import Progress, report_event
 from tiered.write.replacement import Fate, Merger, Replacement
 from tiered.write.set_aside import SetAside
 from tiered.write.upload_rate import UploadRate
@@ -72,10 +72,10 @@ class CompactObjects:
                 self._journal.ownership.follow()
             for merge in self._merges(topic, at_once=True):
                 planned += 1
-                tell(progress, event="planned", **_described(merge))
+                report_event(progress, event="planned", **_described(merge))
         else:
             made = self._run(topic, at_once=True, progress=progress)
-        tell(progress, event="done", planned=planned, made=made, failed=self.failed - failed)
+        report_event(progress, event="done", planned=planned, made=made, failed=self.failed - failed)
         return planned + made
 
     def stop(self) -> None:
@@ -141,7 +141,7 @@ class CompactObjects:
                 self.failed += 1
                 self._failed[_keys(merge)] = self._clock.now_ms()
                 self.set_aside.note(merge.topic, RuntimeError(outcome.reason))
-            tell(progress, event="failed", reason=outcome.reason, **_described(merge))
+            report_event(progress, event="failed", reason=outcome.reason, **_described(merge))
             return 0
         self._failed.pop(_keys(merge), None)
         self.set_aside.clear(merge.topic)
@@ -156,7 +156,7 @@ class CompactObjects:
             merge.size,
             outcome.made.size,
         )
-        tell(progress, event="compacted", key=outcome.made.key, to_bytes=outcome.made.size, **_described(merge))
+        report_event(progress, event="compacted", key=outcome.made.key, to_bytes=outcome.made.size, **_described(merge))
         return 1
 
     def _swap(self, merge: Merge, made: list[CommittedObject]) -> AnyEntry:

@@ -21,7 +21,7 @@ from neve.archive.delta.changes import Change, MirroredTopics
 from neve.archive.delta.log import NO_VERSION, ForeignTable
 from neve.archive.format.journal import AnyEntry, EntriesDeleted, anchor
 from neve.entropy import Entropy, system_entropy
-from tiered.write.delta_table import DeltaTable, Overtaken
+from tiered.write.delta_table import CommitConflict, DeltaTable
 from tiered.write.set_aside import SetAside
 from tiered.write.symlink_manifest import SymlinkManifests
 
@@ -96,7 +96,7 @@ class DeltaTables:
             changed = self._follow(topics)
             self._write_manifests(topics)
             self._keep_short(changed)
-        except (EntriesDeleted, Overtaken) as error:
+        except (EntriesDeleted, CommitConflict) as error:
             self._forget()
             log.info("reading the logs of the Delta tables again: %s", error)
         except BaseException:
@@ -124,10 +124,12 @@ class DeltaTables:
         found = taken(None)
         for topic in found.topics():
             self._open(topic)
-        told = [table.synced for table in self._tables.values() if table is not None and table.version != NO_VERSION]
-        if min(told, default=found.next_seq) < found.next_seq - 1:
+        synced_seqs = [
+            table.synced for table in self._tables.values() if table is not None and table.version != NO_VERSION
+        ]
+        if min(synced_seqs, default=found.next_seq) < found.next_seq - 1:
             there = checkpoints(journal.store, journal.broker, journal.prefix)
-            found = taken(max(min(told), there[-1]))
+            found = taken(max(min(synced_seqs), there[-1]))
         for topic, table in list(self._tables.items()):
             if table is None:
                 continue
@@ -161,11 +163,11 @@ class DeltaTables:
             for topic, change in topics.apply(seq, entry, anchor(data)).items():
                 changed.add(topic)
                 if self._manifests is not None:
-                    self._manifests.change(topic, change.gone, change.came)
+                    self._manifests.change(topic, change.removed, change.added)
                 if topic not in self._tables:
                     self._meet(topic, topics, seq, entry.time_ms)
                 else:
-                    self._tell(topic, change, seq, entry)
+                    self._add(topic, change, seq, entry)
             for topic in self._ahead.pop(seq, ()):
                 self._level(topic, topics, seq, entry.time_ms)
         for seq in were_ahead:  # their logs are beyond the end of this journal
@@ -183,12 +185,12 @@ class DeltaTables:
         else:
             self._level(topic, topics, seq, time_ms)
 
-    def _tell(self, topic: str, change: Change, seq: int, entry: AnyEntry) -> None:
+    def _add(self, topic: str, change: Change, seq: int, entry: AnyEntry) -> None:
         table = self._tables[topic]
         if table is None or not table.is_level:
             return
         try:
-            table.tell(change, seq, entry.time_ms, type(entry).__name__.upper())
+            table.commit_change(change, seq, entry.time_ms, type(entry).__name__.upper())
             self.commits += 1
         except ForeignTable as error:
             self._put_aside(topic, error)
@@ -238,4 +240,4 @@ class DeltaTables:
 
 def is_among(topic: str, wanted: Sequence[str]) -> bool:
     """Whether a name in `wanted` is the topic, or is a prefix of it followed by `*`."""
-    return any(topic == said or (said.endswith("*") and topic.startswith(said[:-1])) for said in wanted)
+    return any(topic == pattern or (pattern.endswith("*") and topic.startswith(pattern[:-1])) for pattern in wanted)

@@ -38,7 +38,7 @@ from lifecycle.hot_store import HotStore
 from lifecycle.offload import Offload
 from lifecycle.retention import Policy
 from lifecycle.retention_jobs import RetentionJobs
-from lifecycle.sweep import objects_of_nobody
+from lifecycle.sweep import orphan_objects
 from lifecycle.unexpire import is_there
 from neve.archive.catalog.queue_runs import Location, touching, united
 from neve.archive.format.journal import ERASE, AnyEntry, CommittedObject, Erase, Gap
@@ -60,7 +60,7 @@ from tiered.worker.failed import WorkerFailed
 from tiered.write.key_rows import GroupReader, KeyRows, rows_with_key
 from tiered.write.merge import NOTHING, Merge, rows_left
 from tiered.write.offload_plan import TopicUnreadable
-from tiered.write.progress import Progress, tell
+from tiered.write.progress import Progress, report_event
 from tiered.write.replacement import Fate, Merger, Outcome, Replacement, Swap
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ _ID = re.compile(r"e\d+\.\d+")
 # Failures that concern a single object; others are those of the store or of the worker.
 _OF_ONE_OBJECT = frozenset({"DamagedObject", "NotFound"})
 WITH_ITS_OBJECT = "expired, but in an object with erased messages"
-_TOLD_EVERY_S = 5.0
+_REPORT_EVERY_S = 5.0
 _EVERYTHING = 1 << 62
 # Topics whose records are messages for other topics: delayed, timer, half and abandoned half messages.
 _WAITING = frozenset({SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC, HALF_TOPIC, CHECK_MAX_TOPIC})
@@ -138,12 +138,12 @@ class _Erasure:
     unsearched: list[str] = field(default_factory=list)  # other places that may have some, in words
     taken: Spans = field(default_factory=dict)  # erased rows
     holders: dict[str, list[Row]] = field(default_factory=dict)  # objects with matching rows, in view or not
-    gone: list[Row] = field(default_factory=list)  # rows of objects that are out of view for good
+    removed: list[Row] = field(default_factory=list)  # rows of objects that are out of view for good
     objects: int = 0  # number of searched objects
     former: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # rows of deleted topics, only in the log
     delivered: list[Row] = field(default_factory=list)  # copies in the log of messages that waited for delivery
     quarantined: list[str] = field(default_factory=list)  # deleted files of quarantined messages
-    told: float | None = None  # monotonic time of the last progress report
+    reported_at: float | None = None  # monotonic time of the last progress report
 
     def take(self, rows: Iterable[Row]) -> None:
         self.taken |= _by_queue(rows, self.taken)
@@ -151,16 +151,16 @@ class _Erasure:
     def searched(self, clock: Clock) -> None:
         """Count a searched object, and report progress."""
         self.objects += 1
-        self.goes_on(clock)
+        self.report_progress(clock)
 
-    def goes_on(self, clock: Clock) -> None:
+    def report_progress(self, clock: Clock) -> None:
         """Report progress periodically: a client closes a connection on which it receives nothing."""
         now = clock.monotonic()
-        if self.told is None:
-            self.told = now
-        elif now - self.told >= _TOLD_EVERY_S:
-            self.told = now
-            tell(self.progress, event="searched", objects=self.objects)
+        if self.reported_at is None:
+            self.reported_at = now
+        elif now - self.reported_at >= _REPORT_EVERY_S:
+            self.reported_at = now
+            report_event(self.progress, event="searched", objects=self.objects)
 
 
 class EraseKey:
@@ -219,7 +219,7 @@ class EraseKey:
             self._begin()
             self._delete_after_ms(wanted)  # raises if the clocks disagree
             erase_id = erase_id or f"e{self._journal.ownership.epoch}.{self._journal.catalog.next_seq}"
-            tell(progress, event="begun", id=erase_id)  # a repetition with this id continues the erasure
+            report_event(progress, event="begun", id=erase_id)  # a repetition with this id continues the erasure
             # Records that are appended and not confirmed yet count too: their senders may have an acknowledgement.
             end = max((segment.end for segment in self._hot.segments()), default=0)
             reports = self._offload.run(roll=True, progress=progress)
@@ -239,7 +239,7 @@ class EraseKey:
             if wanted.grace_ms is not None:
                 self._expire.run()
             certificate = self._certificate(erasure)
-            tell(progress, **certificate)
+            report_event(progress, **certificate)
             return certificate
 
     def _begin(self) -> int:
@@ -254,9 +254,9 @@ class EraseKey:
         rows = objects = 0
         for found in self._search(erasure):
             rows, objects = rows + len(found.rows.meant), objects + 1
-            tell(erasure.progress, event="planned", **_described(found))
+            report_event(erasure.progress, event="planned", **_described(found))
         summary = {"event": "done", "topic": erasure.wanted.topic, "rows": rows, "objects": objects}
-        tell(erasure.progress, **summary)
+        report_event(erasure.progress, **summary)
         return summary
 
     def _search(self, erasure: _Erasure) -> Iterator[_Found]:
@@ -329,7 +329,7 @@ class EraseKey:
             erasure.holders[name.key] = _rows_of(merge)
             outcome = self._outcome(erasure, found, merge)
             if outcome.fate in {Fate.STANDS, Fate.NEEDLESS}:
-                erasure.gone += erasure.holders[name.key]
+                erasure.removed += erasure.holders[name.key]
             match outcome.fate:
                 case Fate.OVERTAKEN:  # replaced by others: search the object again, and its replacement
                     seen -= {(name.key, True), (name.key, False)}
@@ -341,10 +341,10 @@ class EraseKey:
                         at = outcome.made.key
                         seen.add((at, True))
                         made = {"made": at}
-                    tell(progress, event="erased", **made, **_described(found))
+                    report_event(progress, event="erased", **made, **_described(found))
                 case Fate.FAILED:
                     left.append(outcome.reason)
-                    tell(progress, event="failed", reason=outcome.reason, **_described(found))
+                    report_event(progress, event="failed", reason=outcome.reason, **_described(found))
         if left:
             erasure.left[at] = left
 
@@ -397,7 +397,7 @@ class EraseKey:
         """Hide erased rows in the local log. A failure is in the certificate, and `hot_erasure` tries again."""
         try:
             with self._turns:
-                self._hot_erasure.hide([*self._in_no_object(erasure.gone), *erasure.delivered])
+                self._hot_erasure.hide([*self._in_no_object(erasure.removed), *erasure.delivered])
         except OSError as error:
             erasure.unsearched.append(f"the local log could not save what to hide: {error}")
         if erasure.delivered:  # these rows were never in the archive, so the journal does not state their erasure
@@ -423,7 +423,7 @@ class EraseKey:
         left: Counter[tuple[str, Verdict]] = Counter()
         try:
             for raw in self._hot.search_log(ranges, wanted.key.encode("utf-8", "surrogatepass")) if ranges else ():
-                erasure.goes_on(self._clock)
+                erasure.report_progress(self._clock)
                 if raw is None:
                     continue
                 record = decode_record(raw)
@@ -478,11 +478,11 @@ class EraseKey:
         topics = topics_to_search(self._hot.topics(), wanted.topic, retries=wanted.retries)
         left = []
         for topic in topics:
-            settled = max(settled_below(catalog, topic), policy.gone_below(topic))
+            settled = max(settled_below(catalog, topic), policy.deleted_up_to(topic))
             # The last record of each segment below `end`. It may be newer than `end`, but an earlier one may not be.
             places = [one.topics[topic][0] for one in self._hot.segments() if one.base < end and topic in one.topics]
             if not policy.archived(topic):
-                places = [place for place in places if place >= policy.gone_below(topic)]
+                places = [place for place in places if place >= policy.deleted_up_to(topic)]
                 left += [f"{topic} is not archived: only the local log has it"] if places else []
             elif any(settled <= place for place in places):
                 left.append(f"{topic} is not completely archived" + (f": {next(iter(failed))}" if failed else ""))
@@ -551,7 +551,7 @@ class EraseKey:
         }
         try:
             for topic in topics:
-                keys = [info.key for info in objects_of_nobody(journal, f"{prefix}{topic_component(topic)}/")]
+                keys = [info.key for info in orphan_objects(journal, f"{prefix}{topic_component(topic)}/")]
                 found.update(key for key in keys if exists(key))  # without those that were deleted since the listing
         except ObjectStoreError as error:
             erasure.unsearched.append(f"orphan objects could not be listed: {error}")

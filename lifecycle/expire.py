@@ -43,7 +43,7 @@ class _Batch:
     minimums: dict[str, dict[int, int]] = field(default_factory=dict)
     former: list[str] = field(default_factory=list)
     size: int = 0
-    begun: str = ""  # the topic whose remaining keys follow in the next batch
+    current_topic: str = ""  # the topic whose remaining keys follow in the next batch
 
 
 class ExpireMessages:
@@ -94,7 +94,7 @@ class ExpireMessages:
             pace.pause()
             with self._turns:
                 self._take_up(journal)
-                batch = self._expire_next(journal, left, batch.begun, now)
+                batch = self._expire_next(journal, left, batch.current_topic, now)
             expired, dropped = expired + len(batch.keys), dropped + len(batch.former)
         if expired or dropped:
             grace = self._policy().grace_ms // 1000
@@ -126,11 +126,11 @@ class ExpireMessages:
         The store did not accept the tombstone of these messages. A member of a broker set waits until all members have
         them, because an offset that may be assigned again must not be named.
         """
-        catalog, gone_below = journal.catalog, self._policy().gone_below
+        catalog, deleted_up_to = journal.catalog, self._policy().deleted_up_to
         deleted = self._hot.deleted_below()
         end = self._hot.flush() if self._is_member and deleted else None
         for topic, ends in deleted.items():
-            if end is not None and gone_below(topic) > end:
+            if end is not None and deleted_up_to(topic) > end:
                 continue
             named = catalog.named_offsets(topic)
             minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in ends}
@@ -138,9 +138,9 @@ class ExpireMessages:
                 journal.append(Topic(topic=topic, deleted=True, minimums=dict(ends)))
                 log.warning("deletion of topic %s below %s recorded in the archive", topic, dict(ends))
 
-    def _expire_next(self, journal: JournalWriter, left: deque[str], begun: str, now: int) -> _Batch:
+    def _expire_next(self, journal: JournalWriter, left: deque[str], current_topic: str, now: int) -> _Batch:
         """Write the EXPIRE entries of the next batch, as planned in this turn."""
-        batch = self._next_batch(journal, left, begun, now)
+        batch = self._next_batch(journal, left, current_topic, now)
         after = now + self._policy().grace_ms
         if batch.keys or batch.minimums:
             journal.append(Expire(keys=batch.keys, delete_after_ms=after, minimums=batch.minimums))
@@ -148,17 +148,17 @@ class ExpireMessages:
             journal.append(Expire(keys=batch.former, delete_after_ms=after, reason="topic deleted"))
         return batch
 
-    def _next_batch(self, journal: JournalWriter, left: deque[str], begun: str, now: int) -> _Batch:
+    def _next_batch(self, journal: JournalWriter, left: deque[str], current_topic: str, now: int) -> _Batch:
         """Plan a batch for the next topics and take these from `left`, except one with keys for further batches.
 
         A topic's minimums are in the entry with its first keys. So readers lose everything below them in one step,
-        however many entries the objects need. `begun`: the topic whose minimums are already written.
+        however many entries the objects need. `current_topic`: the topic whose minimums are already written.
         """
         catalog, policy, batch = journal.catalog, self._policy(), _Batch()
         last = len(left) - _TOPICS_AT_ONCE
         while len(left) > max(last, 0) and batch.size < EXPIRE_BATCH:
             topic = left[0]
-            most = EXPIRE_BATCH + 1 if topic == begun else None
+            most = EXPIRE_BATCH + 1 if topic == current_topic else None
             plan = expire_topic(catalog, topic, policy.ttl_ms(topic), now, most)
             former = self._former(journal, topic, set(plan.keys))
             batch.keys += plan.keys[:EXPIRE_BATCH]
@@ -167,7 +167,7 @@ class ExpireMessages:
                 batch.minimums[topic] = plan.minimums
             batch.size += len(plan.keys) + len(plan.minimums) + len(former)
             if max(len(plan.keys), len(former)) > EXPIRE_BATCH:
-                batch.begun = topic
+                batch.current_topic = topic
                 break
             left.popleft()
         return batch
@@ -199,11 +199,11 @@ class ExpireMessages:
                 erased = self._erased(journal, due)
                 forgets = forgets and (not erased or self._forgotten(erased))
                 kept = set() if forgets else {name.key for name in erased}
-                gone = [key for keys in due.values() for key in keys if key not in kept]
-                if gone:
-                    journal.append(Deleted(keys=gone))
-            deleted += len(gone)
-            self.deleted += len(gone)
+                removed = [key for keys in due.values() for key in keys if key not in kept]
+                if removed:
+                    journal.append(Deleted(keys=removed))
+            deleted += len(removed)
+            self.deleted += len(removed)
             pace.pause()
         if deleted:
             log.info("%d expired objects are deleted", deleted)

@@ -49,8 +49,8 @@ class ForgetNames:
             forgotten = self._journal.forget(self._left_behind()[:FORGET_BATCH])
             # Includes topics left by a crash, and those that no entry ever named.
             exists, named = self._policy().exists, self._journal.named
-            gone = [topic for topic in self._hot.deleted_topics() if not exists(topic) and topic not in named]
-            self._hot.forget_deleted(gone)
+            removed = [topic for topic in self._hot.deleted_topics() if not exists(topic) and topic not in named]
+            self._hot.forget_deleted(removed)
         if forgotten:
             log.info("names of deleted topics removed: %d", len(forgotten))
         return len(forgotten)
@@ -67,5 +67,5 @@ class ForgetNames:
             if tombstone.time_ms <= long_ago
             and tombstone.topic not in known
             and not policy.exists(tombstone.topic)
-            and policy.gone_below(tombstone.topic) <= begin
+            and policy.deleted_up_to(tombstone.topic) <= begin
         ]

@@ -78,7 +78,7 @@ class HotErasure:
 
     def _is_ours(self, topic: str) -> bool:
         """A topic that an Apache master deleted and made again may have other messages at the same offsets."""
-        return not (self._is_copy and self._policy().gone_below(topic))
+        return not (self._is_copy and self._policy().deleted_up_to(topic))
 
 
 def _rows(catalog: Catalog) -> list[Row]:

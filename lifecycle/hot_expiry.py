@@ -38,7 +38,7 @@ class ExpiryRecord:
         """
         if self._journal is None or not self._policy().archived(topic):
             return False
-        if not _is_news(self._journal.catalog, topic, queue, below):
+        if not _is_new(self._journal.catalog, topic, queue, below):
             return False
         runs = self._journal.catalog.queue(topic, queue).runs_in_view()
         return any(not run.group.has_expired(ttl_ms, now_ms) for run in takewhile(lambda run: run.first < below, runs))
@@ -51,14 +51,14 @@ class ExpiryRecord:
         minimums: Minimums = {}
         for topic in filter(archived, rising):
             for queue, offset in rising[topic].items():
-                if _is_news(self._journal.catalog, topic, queue, offset):
+                if _is_new(self._journal.catalog, topic, queue, offset):
                     minimums.setdefault(topic, {})[queue] = offset
         if minimums:
             after = self._clock.now_ms() + self._policy().grace_ms  # without effect: the entry names no object
             self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums), plan=mark)
 
 
-def _is_news(catalog: Catalog, topic: str, queue: int, offset: int) -> bool:
+def _is_new(catalog: Catalog, topic: str, queue: int, offset: int) -> bool:
     """Whether messages below are in no object, so that the expiry plan of the archive does not cover them."""
     recorded = catalog.recorded_minimum(topic, queue)
     return offset > recorded and not catalog.queue(topic, queue).has_all(recorded, offset)

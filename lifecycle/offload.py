@@ -8,7 +8,7 @@ from lifecycle.rounds import OffloadRounds
 from lifecycle.turns import Turns
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload import RoundReport
-from tiered.write.progress import Progress, tell
+from tiered.write.progress import Progress, report_event
 
 
 class Offload:
@@ -27,7 +27,7 @@ class Offload:
                 if evict:
                     self._evict.in_turn(progress, everything=True)  # before a roll, which needs room
                 if roll and not self._hot.roll():
-                    tell(progress, event="not_rolled", reason="the log can't start a new segment now")
+                    report_event(progress, event="not_rolled", reason="the log can't start a new segment now")
             reports = self._rounds.run(everything=roll, progress=progress)
             if evict:
                 with self._turns:

@@ -70,7 +70,7 @@ class Policy:
     internal: Callable[[str], bool] = field(default=lambda topic: False)
     # The CommitLog offset below which a topic's records belong to a deleted topic. Only a deletion sets it: a topic
     # that is missing from a table is not necessarily deleted.
-    gone_below: Callable[[str], int] = field(default=lambda topic: 0)
+    deleted_up_to: Callable[[str], int] = field(default=lambda topic: 0)
     # Whether the topic exists now. A deleted topic may have been created again and have no message yet.
     exists: Callable[[str], bool] = field(default=lambda topic: False)
     ttl_hours: Callable[[str], int | None] = field(default=lambda topic: None)  # None: for ever
@@ -207,7 +207,7 @@ def may_evict(
 
 def _settled(topic: str, record: tuple[int, int], through: Mapping[str, int], policy: Policy, moment: Moment) -> bool:
     last, newest = record
-    if last < max(through.get(topic, 0), policy.gone_below(topic)) or policy.internal(topic):
+    if last < max(through.get(topic, 0), policy.deleted_up_to(topic)) or policy.internal(topic):
         return True
     ttl = policy.ttl_ms(topic)
     if ttl is not None and newest >= 0 and newest + ttl <= moment.expired_by_ms:

@@ -80,7 +80,7 @@ class SafeClock:
         self._clock, self._mark = clock, mark
         self._lock = threading.Lock()
         self.jumps = 0
-        self._doubt = ""  # why the wall clock is not trusted now
+        self._distrust = ""  # why the wall clock is not trusted now
         self._doubted_at = 0.0
         self._trust(clock.now_ms())
         self._offset = self._offset_now()
@@ -94,7 +94,7 @@ class SafeClock:
         if last_ms and not -TOLERANCE_MS <= ahead <= ABSENCE_MS:
             self._trusted_ms = last_ms
             what = "ahead of" if ahead > 0 else "behind"
-            self._begin_doubt(f"at the start the wall clock was {abs(ahead) // 1000} s {what} the last time known")
+            self._begin_distrust(f"at the start the wall clock was {abs(ahead) // 1000} s {what} the last time known")
 
     # ---- time
 
@@ -138,30 +138,30 @@ class SafeClock:
     # ---- under the lock
 
     def _state(self) -> ClockState:
-        if not self._doubt:
+        if not self._distrust:
             return ClockState(trusted=True, jumps=self.jumps)
         wall = self._clock.now_ms()
         since = wall - round((self._clock.monotonic() - self._doubted_at) * 1000)
-        return ClockState(False, self.jumps, max(0, wall - self._steady_ms()), since, self._doubt)
+        return ClockState(False, self.jumps, max(0, wall - self._steady_ms()), since, self._distrust)
 
     def _look(self) -> None:
         wall, offset = self._clock.now_ms(), self._offset_now()
         moved, self._offset = offset - self._offset, offset
         if abs(moved) > TOLERANCE_MS:
             self.jumps += 1
-            self._begin_doubt(f"the wall clock was set by {moved / 1000:+.0f} s")
+            self._begin_distrust(f"the wall clock was set by {moved / 1000:+.0f} s")
         if abs(wall - self._steady_ms()) > TOLERANCE_MS:
-            if not self._doubt:  # an accumulation of small steps
-                self._begin_doubt(f"the wall clock has moved by {(wall - self._steady_ms()) / 1000:+.0f} s")
-        elif self._doubt:
+            if not self._distrust:  # an accumulation of small steps
+                self._begin_distrust(f"the wall clock has moved by {(wall - self._steady_ms()) / 1000:+.0f} s")
+        elif self._distrust:
             self._confirm("it has returned to its former time")
         elif self._clock.monotonic() - self._trusted_at > _RENEW_S:
             self._trust(wall)
 
-    def _begin_doubt(self, why: str) -> None:
-        if not self._doubt:
+    def _begin_distrust(self, why: str) -> None:
+        if not self._distrust:
             self._doubted_at = self._clock.monotonic()
-        self._doubt = why
+        self._distrust = why
         log.error(
             "%s: expiry uses a lower bound of the time, until the store's clock agrees or an operator runs "
             "`neve archive confirm-clock`",
@@ -169,16 +169,16 @@ class SafeClock:
         )
 
     def _confirm(self, why: str) -> None:
-        if self._doubt:
+        if self._distrust:
             log.warning("the wall clock is trusted again: %s", why)
-        self._doubt = ""
+        self._distrust = ""
         self._trust(self._clock.now_ms())
 
     def _trust(self, wall_ms: int) -> None:
         self._trusted_ms, self._trusted_at = wall_ms, self._clock.monotonic()
 
     def _surely_ms(self) -> int:
-        return min(self._clock.now_ms(), self._steady_ms()) if self._doubt else self._clock.now_ms()
+        return min(self._clock.now_ms(), self._steady_ms()) if self._distrust else self._clock.now_ms()
 
     def _steady_ms(self) -> int:
         return self._trusted_ms + round((self._clock.monotonic() - self._trusted_at) * 1000)

@@ -115,8 +115,8 @@ class JobScheduler:
     def running(self) -> dict[str, float]:
         """Seconds since the runs in progress began."""
         now = self._clock.monotonic()
-        begun = {job.name: job.began for job in self._jobs.values()}
-        return {name: now - began for name, began in begun.items() if began is not None}
+        start_times = {job.name: job.began for job in self._jobs.values()}
+        return {name: now - began for name, began in start_times.items() if began is not None}
 
     def _run(self, job: _Job, work: Callable[[], object]) -> None:
         job.requested = False

@@ -24,7 +24,7 @@ class StaleUploads(Protocol):
     def remove_stale_uploads(self, store_url: str, broker: str) -> int: ...
 
 
-def objects_of_nobody(journal: JournalWriter, folder: str) -> Iterator[ObjectInfo]:
+def orphan_objects(journal: JournalWriter, folder: str) -> Iterator[ObjectInfo]:
     """Yield this broker's orphan objects in a folder: no catalog entry and no open intent names them."""
     for info in journal.store.list(folder):
         parts = keys.parse_data_key(info.key)
@@ -60,7 +60,7 @@ class Sweep:
             if self._turns.closed:
                 return sorted(found)
             with self._turns:
-                old = (one for one in objects_of_nobody(journal, folder) if one.modified_ms + ORPHAN_AGE_MS <= now)
+                old = (one for one in orphan_objects(journal, folder) if one.modified_ms + ORPHAN_AGE_MS <= now)
                 found |= {one.key: one.size for one in old}
         with self._turns:
             journal.ownership.follow()  # an object that was published meanwhile is not an orphan

@@ -101,10 +101,10 @@ class TrimTopic:
         recorded = {queue: catalog.recorded_minimum(topic, queue) for queue in {*rising, *catalog.queues(topic)}}
         below = {queue: max(rising.get(queue, 0), recorded[queue]) for queue in catalog.queues(topic)}
         keys = plan_dropped(catalog.topic(topic).names(), below)
-        news = {queue: offset for queue, offset in rising.items() if offset > recorded[queue]}
+        raised = {queue: offset for queue, offset in rising.items() if offset > recorded[queue]}
         after = self._safe_clock.now_ms(journal.store) + self._policy().grace_ms
-        if news:
-            first = Expire(keys=keys[:_BATCH], delete_after_ms=after, minimums={topic: news}, reason="trimmed")
+        if raised:
+            first = Expire(keys=keys[:_BATCH], delete_after_ms=after, minimums={topic: raised}, reason="trimmed")
             journal.append(first, plan=mark)
         elif keys:
             journal.append(Expire(keys=keys[:_BATCH], delete_after_ms=after, reason="trimmed"))

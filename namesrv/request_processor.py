@@ -103,8 +103,8 @@ class RequestProcessor:
         """322: a broker registers again only if its version differs."""
         identity = _identity(request)
         asked = loads_as(request.body, DataVersion)
-        changed, standing = self._routes.query_data_version(identity.cluster, identity.address, asked)
-        body = dumps(standing) if standing is not None else b""
+        changed, registered = self._routes.query_data_version(identity.cluster, identity.address, asked)
+        body = dumps(registered) if registered is not None else b""
         return _ok(request, body, {"changed": "true" if changed else "false"})
 
     @Route(Code.WIPE_WRITE_PERM_OF_BROKER, of_cluster(UPDATE), reads=False)

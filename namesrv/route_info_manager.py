@@ -179,14 +179,14 @@ class RouteInfoManager:
             raise _refused(f"{new} topics beside {self._routes} routes exceed maxTopicRoutes={limit}")
 
     def _check_not_older(self, broker: BrokerData, identity: BrokerIdentity, version: DataVersion) -> None:
-        standing = broker.broker_addrs.get(identity.broker_id)
-        if standing is None or standing == identity.address:
+        registered = broker.broker_addrs.get(identity.broker_id)
+        if registered is None or registered == identity.address:
             return
-        live = self._live.get((identity.cluster, standing))
+        live = self._live.get((identity.cluster, registered))
         if live is None:
             return
         if live.data_version.state_version > version.state_version:
-            raise _refused(f"{standing} holds id {identity.broker_id} with a newer state")
+            raise _refused(f"{registered} holds id {identity.broker_id} with a newer state")
 
     def _master_of(self, broker: BrokerData, identity: BrokerIdentity) -> RegisterResult:
         master = broker.broker_addrs.get(MASTER_ID)
@@ -217,20 +217,20 @@ class RouteInfoManager:
 
     def connection_closed(self, connection: Hashable) -> list[BrokerIdentity]:
         """Remove and return the brokers of a closed connection; a broker that registered again by another one stays."""
-        gone = [live.identity for live in self._live.values() if live.connection == connection]
-        for identity in gone:
+        removed = [live.identity for live in self._live.values() if live.connection == connection]
+        for identity in removed:
             self.unregister(identity)
-        return gone
+        return removed
 
     def expire(self) -> list[tuple[BrokerIdentity, Hashable]]:
         """Remove and return the brokers whose timeout has passed."""
         now = self._clock.monotonic()
-        gone = [
+        removed = [
             (live.identity, live.connection) for live in self._live.values() if now - live.last_seen > live.timeout_s
         ]
-        for identity, _ in gone:
+        for identity, _ in removed:
             self.unregister(identity)
-        return gone
+        return removed
 
     def heartbeat(self, cluster: str, address: str) -> None:
         """Record a sign of life."""
@@ -242,8 +242,8 @@ class RouteInfoManager:
         """Return whether the broker must register again, and its registered version. Counts as a sign of life."""
         self.heartbeat(cluster, address)
         live = self._live.get((cluster, address))
-        standing = live.data_version if live is not None else None
-        return standing != version, standing
+        registered = live.data_version if live is not None else None
+        return registered != version, registered
 
     # ---- topics
 
@@ -251,8 +251,8 @@ class RouteInfoManager:
         names: set[str] = set()
         for topic in topics:
             names.add(topic.topic_name)
-            standing = self._topics.get(topic.topic_name, {}).get(broker)
-            if standing is None or not _is_equal(standing, topic):
+            registered = self._topics.get(topic.topic_name, {}).get(broker)
+            if registered is None or not _is_equal(registered, topic):
                 self._put_queue(
                     topic.topic_name,
                     QueueData(broker, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag),
@@ -349,12 +349,12 @@ class RouteInfoManager:
         return {"cluster": cluster, "brokerName": broker, "brokerAddrs": addresses}
 
 
-def _is_equal(standing: QueueData, topic: TopicConfig) -> bool:
+def _is_equal(registered: QueueData, topic: TopicConfig) -> bool:
     return (
-        standing.read_queue_nums == topic.read_queue_nums
-        and standing.write_queue_nums == topic.write_queue_nums
-        and standing.perm == topic.perm
-        and standing.topic_sys_flag == topic.topic_sys_flag
+        registered.read_queue_nums == topic.read_queue_nums
+        and registered.write_queue_nums == topic.write_queue_nums
+        and registered.perm == topic.perm
+        and registered.topic_sys_flag == topic.topic_sys_flag
     )
 
 

@@ -8,10 +8,10 @@ Every electable member then has all archived messages, even after a power failur
 all that a master had at its promotion, that master reports neither messages nor gaps. Readers and rounds can't see
 those messages yet, and a GAP would be recorded over existing ones.
 
-For the copy of an Apache master's log, the limit is how far that master's log is durable (`broker.ha.stock_reach`).
-Such a master that lost its log's tail assigns those offsets again, and the slave that archives its log follows it. If
-archiving continued, offsets would be in the archive twice. Therefore archiving, expiry and eviction of archived
-segments stop until an operator starts another archive. The mark:
+For the copy of an Apache master's log, the limit is how far that master's log is durable
+(`broker.ha.stock_archivable_limit`). If such a master has lost its log's tail, it assigns those offsets again, and the
+slave that archives its log follows it. Then offsets would be in the archive twice. Therefore archiving, expiry and
+eviction of archived segments stop until an operator starts another archive. The mark:
 
     archive/overtaken.json    JSON: `Divergence`; deleted together with the journal's local copy beside it
 """
@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from broker.archiving.environment import InThread
 from broker.config import BrokerConfig
-from broker.ha.stock_reach import UNKNOWN, Look, StockReach
+from broker.ha.stock_archivable_limit import UNKNOWN, Observation, StockArchivableLimit
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
@@ -128,7 +128,7 @@ class FollowedMaster:
 
     def __init__(self, config: BrokerConfig, clock: Clock, file: DivergenceFile) -> None:
         self._clock, self._file = clock, file
-        self._reach = StockReach(config.mapped_file_size_commit_log)
+        self._reach = StockArchivableLimit(config.mapped_file_size_commit_log)
         #: Why archiving has stopped for good; None while it continues.
         self.divergence: Divergence | None = None
         self._written: Divergence | None = None
@@ -161,9 +161,9 @@ class FollowedMaster:
         """Note the process of the master that the slave follows."""
         self._reach.attached(boot_ms, end_at_start, flush_takes_s, self._clock.monotonic())
 
-    def heard(self, look: Look) -> None:
+    def observe(self, look: Observation) -> None:
         """Process a report of that process."""
-        self._reach.heard(look, self._clock.monotonic())
+        self._reach.observe(look, self._clock.monotonic())
 
     async def log_ends_at(self, offset: int, why: str, journal: JournalWriter, in_thread: InThread) -> None:
         """Handle that the log's tail above `offset` is lost at the master, or may be.

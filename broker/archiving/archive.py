@@ -14,10 +14,10 @@ from typing import Any
 from broker.archiving.archivable_limit import Divergence, FollowedMaster
 from broker.archiving.attach import AttachedArchive, Attachment, Event, State, attach
 from broker.archiving.deletion import JournalTombstones, NoTombstones, Tombstones
-from broker.archiving.going_on import go_on_above
 from broker.archiving.local_side import LocalSide
+from broker.archiving.log_resume import resume_log_above
 from broker.archiving.restore import Restore
-from broker.ha.stock_reach import UNKNOWN, Look
+from broker.ha.stock_archivable_limit import UNKNOWN, Observation
 from infra.objects.store import ObjectStoreError
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention_jobs import RetentionJobs
@@ -103,7 +103,7 @@ class WithoutArchive:
         """Return True: there is no archive whose offsets this log could lack."""
         return True
 
-    async def go_on(self) -> dict[str, dict[int, int]]:
+    async def resume_log(self) -> dict[str, dict[int, int]]:
         """Return no queues: none has to resume above its last record."""
         return {}
 
@@ -118,7 +118,7 @@ class WithoutArchive:
     def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
         """Ignore that the slave follows a master."""
 
-    def master_looked_at(self, look: Look) -> None:
+    def master_observed(self, look: Observation) -> None:
         """Ignore the master's report of how far its log is durable."""
 
     # ---- jobs
@@ -159,7 +159,7 @@ class Archive:
         self.jobs = JobScheduler(local.clock, local.environment.threads)
         self._hanging: list[str] = []
         self.unsettled = ""  # why `settle` has not succeeded yet
-        self._go_on_from: ResumePoint | None = None
+        self._resume_point: ResumePoint | None = None
 
     @property
     def state(self) -> State:
@@ -196,7 +196,7 @@ class Archive:
 
     def lead(self, master_epoch: int) -> None:
         """Become the master, before the first append. The EPOCH is written as soon as the store is reachable."""
-        self._go_on_from = None
+        self._resume_point = None
         self._local.limit.lead()
         self.journal.ownership.become_master(master_epoch, self._local.store.max_physical_offset)
         if _FIRST_AS_MASTER in self.jobs.names():
@@ -213,15 +213,15 @@ class Archive:
         try:
             while term is not None and self.journal.ownership.master_epoch == term:
                 try:
-                    go_on = await self._local.environment.in_thread(self._settle)
+                    resume_log = await self._local.environment.in_thread(self._settle)
                 except Fenced:
                     return False
                 except Exception as error:  # noqa: BLE001 - no other task would retry
                     self._log_unsettled(error)
                     pause = min(2 * pause, _SETTLE_AGAIN_MAX_S)
                 else:
-                    if go_on is not None and self.journal.ownership.master_epoch == term:
-                        self._go_on_from = go_on
+                    if resume_log is not None and self.journal.ownership.master_epoch == term:
+                        self._resume_point = resume_log
                         return True
                     pause = _SETTLE_AGAIN_S
                 await asyncio.sleep(pause)
@@ -242,9 +242,9 @@ class Archive:
 
         None if the set does not have all that this member had at its promotion, or if the broker stops.
         """
-        go_on = self.journal.ownership.resume_above()
-        if go_on.resume_at is None:
-            return go_on
+        resume_log = self.journal.ownership.resume_above()
+        if resume_log.resume_at is None:
+            return resume_log
         if not self.lifecycle.is_settled():
             return None  # rounds would record messages as lost that readers can't see yet
         failed = [text for report in self.lifecycle.salvage.run() for text in report.failed.values()]
@@ -254,15 +254,17 @@ class Archive:
             return None  # a stopped round leaves messages that are not uploaded
         return self.journal.ownership.resume_above()
 
-    async def go_on(self) -> dict[str, dict[int, int]]:
+    async def resume_log(self) -> dict[str, dict[int, int]]:
         """Make the log resume above all offsets that the archive names, after `settle` and before the first append.
 
         Return the next offsets of queues that resume above their last record, by topic and queue; none without a
         `settle`.
         """
-        if self._go_on_from is None:
+        if self._resume_point is None:
             return {}
-        return await go_on_above(self._local.store, self._go_on_from, self.journal.catalog, self._local.environment)
+        return await resume_log_above(
+            self._local.store, self._resume_point, self.journal.catalog, self._local.environment
+        )
 
     # ---- copy of an Apache master's log; on the event loop
 
@@ -287,9 +289,9 @@ class Archive:
             log.error("nothing is archived: the master's configuration has no flush interval")
         self._followed.attached(boot_ms, end_at_start, flush_takes_s)
 
-    def master_looked_at(self, look: Look) -> None:
+    def master_observed(self, look: Observation) -> None:
         """Process a report of the followed master on how far its log is durable."""
-        self._followed.heard(look)
+        self._followed.observe(look)
 
     @property
     def _followed(self) -> FollowedMaster:

@@ -27,9 +27,9 @@ from pathlib import Path
 
 from broker.archiving.archivable_limit import ANOTHER_ARCHIVE, FollowedMaster
 from broker.archiving.environment import InThread
-from broker.archiving.going_on import begun_again, go_on_above
 from broker.archiving.hot_store import LoopHotStore
 from broker.archiving.local_side import LocalSide
+from broker.archiving.log_resume import restarted_topics, resume_log_above
 from broker.archiving.restore import Restore
 from infra.disk.filesystem import Disk
 from infra.objects.store import BadStoreUrl, ObjectStoreError
@@ -157,7 +157,7 @@ async def _settle(
     local: LocalSide, restore: Restore | None, cold_groups: int, promote: Callable[[], None] | None
 ) -> AttachedArchive:
     config, in_thread = local.config, local.environment.in_thread
-    go_on: ResumePoint | None = None
+    resume_point: ResumePoint | None = None
     with _refusing(config.store_url):
         store = local.environment.open_store(config.store_url)
         journal = JournalWriter(
@@ -178,7 +178,7 @@ async def _settle(
         elif local.followed is not None:
             await _attach_following_apache(local, local.followed, journal)
         elif restore is None:
-            go_on = await in_thread(journal.ownership.attach, local.store.max_physical_offset)
+            resume_point = await in_thread(journal.ownership.attach, local.store.max_physical_offset)
         else:
             take_over = restore.takes_over
             await in_thread(lambda: journal.ownership.attach_restoring(restore.claim, take_over=take_over))
@@ -209,8 +209,8 @@ async def _settle(
     try:
         if restore is not None:
             await _fill(local, restore, attached)
-        elif go_on is not None:
-            await _go_on_above(local, go_on, journal, lifecycle, promote)
+        elif resume_point is not None:
+            await _resume_log_above(local, resume_point, journal, lifecycle, promote)
         else:
             await in_thread(lifecycle.hot_erasure.run)  # hide rows erased by the journal's local copy before any read
     except BaseException:
@@ -303,24 +303,24 @@ def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient
 # ---- a log that resumes
 
 
-async def _go_on_above(
+async def _resume_log_above(
     local: LocalSide,
-    go_on: ResumePoint,
+    resume_point: ResumePoint,
     journal: JournalWriter,
     lifecycle: ArchiveLifecycle,
     promote: Callable[[], None] | None,
 ) -> None:
     if promote is not None:
-        _refuse_begun_again(local, go_on, journal)
-    if go_on.resume_at is not None:
-        await _salvage(local, lifecycle, online=go_on.online)
+        _refuse_restarted_topics(local, resume_point, journal)
+    if resume_point.resume_at is not None:
+        await _salvage(local, lifecycle, online=resume_point.online)
     if promote is not None:
         promote()
-    await go_on_above(local.store, go_on, journal.catalog, local.environment)
+    await resume_log_above(local.store, resume_point, journal.catalog, local.environment)
 
 
-def _refuse_begun_again(local: LocalSide, go_on: ResumePoint, journal: JournalWriter) -> None:
-    again = begun_again(local.store, go_on.queue_next, journal.catalog)
+def _refuse_restarted_topics(local: LocalSide, resume_point: ResumePoint, journal: JournalWriter) -> None:
+    again = restarted_topics(local.store, resume_point.queue_next, journal.catalog)
     if again:
         more = ", …" if len(again) > _NAMED_MOST else ""
         raise StartupError(

@@ -41,7 +41,7 @@ class Tombstones(Protocol):
         """Return whether the archive names offsets of a topic, or may soon."""
         ...
 
-    def begin_again(self, topic: str) -> bool:
+    def restart_at_zero(self, topic: str) -> bool:
         """Return whether a topic created again may start at offset 0; the caller deletes it in the same loop step."""
         ...
 
@@ -65,7 +65,7 @@ class NoTombstones:
     def has_named(self, topic: str) -> bool:
         return self._disk.exists(self._local)
 
-    def begin_again(self, topic: str) -> bool:
+    def restart_at_zero(self, topic: str) -> bool:
         return not self.has_named(topic)
 
     async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
@@ -86,14 +86,14 @@ class JournalTombstones:
     def has_named(self, topic: str) -> bool:
         return topic in self._journal.named
 
-    def begin_again(self, topic: str) -> bool:
-        return self._journal.begin_again(topic)
+    def restart_at_zero(self, topic: str) -> bool:
+        return self._journal.restart_at_zero(topic)
 
     async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
         if self._is_member:
             minimums = self._named_of(topic, minimums)
-            standing = self._journal.catalog.topic_entry(topic)
-            if not any(minimums.values()) or (standing and standing.deleted and standing.minimums == minimums):
+            current = self._journal.catalog.topic_entry(topic)
+            if not any(minimums.values()) or (current and current.deleted and current.minimums == minimums):
                 return
         entry = Topic(topic=topic, deleted=True, minimums=dict(minimums))
         try:
@@ -148,7 +148,7 @@ class PendingDeletions:
         store = self._store
         for topic, end in [item for item in self._topics.items() if item[1] <= store.visibility.confirmed]:
             del self._topics[topic]
-            if store.queues.gone_below(topic) < end:
+            if store.queues.deleted_up_to(topic) < end:
                 store.queue_changes.delete_topic(topic, below=end)
 
     def forget(self) -> None:
@@ -204,11 +204,11 @@ class TopicDeletion:
             return
         # Of all its queues, including those of an earlier topic of this name: only the newest tombstone counts.
         tombstones, recorded = self._tombstones(), self._store.queues.following_of(topic)
-        retries = [name for group in self._groups.groups for name in self._retry_names.gone_with(group, topic)]
+        retries = [name for group in self._groups.groups for name in self._retry_names.deleted_with(group, topic)]
         named = tombstones.has_named(topic)
         if named:
             await self._record(topic, recorded)
-        begins_again = not named and tombstones.begin_again(topic)
+        begins_again = not named and tombstones.restart_at_zero(topic)
         if not named and not begins_again:  # an offload round has named it meanwhile
             await self._record(topic, recorded)
         # No await between begin_again and here: no message may be appended in between.
@@ -231,19 +231,21 @@ class TopicDeletion:
         without its archived messages.
         """
         term, wanted = pending.term, [topic]
-        gone: dict[str, Mapping[int, int]] = {}
+        removed: dict[str, Mapping[int, int]] = {}
         for name in wanted:
             if self._topics.select(name) is not None:
-                wanted += [retry for group in self._groups.groups for retry in self._retry_names.gone_with(group, name)]
-                gone[name] = self._store.queues.following_of(name)
-                self._delete_now(name, gone[name], begins_again=False)
+                wanted += [
+                    retry for group in self._groups.groups for retry in self._retry_names.deleted_with(group, name)
+                ]
+                removed[name] = self._store.queues.following_of(name)
+                self._delete_now(name, removed[name], begins_again=False)
         await self._save()
-        for name in gone:
+        for name in removed:
             self._arriving.release_topic(name)
         await self._registration.now()
         await pending.deleted(term)
         await self._threads.run(self._store.queue_changes.save_deletions)
-        for name, ends in gone.items():
+        for name, ends in removed.items():
             try:
                 await self._tombstones().record(name, ends)
             except BrokerError as error:
@@ -263,7 +265,7 @@ class TopicDeletion:
         change = self._topics.deletion(topic, ends, begins_again=begins_again)
         self._journal.record(change)
         if self._pending is None:
-            self._store.queue_changes.delete_topic(topic, begin_again=begins_again)
+            self._store.queue_changes.delete_topic(topic, restart_at_zero=begins_again)
         else:
             self._pending.add(topic)
         self._topics.apply(change)

@@ -18,7 +18,7 @@ from broker.archiving.environment import Ask
 from broker.archiving.pins import Pins
 from broker.intake.flusher import Flusher
 from broker.store.erased_rows import hide
-from broker.store.errors import LogIsCut, StoreError, StoreFull, StoreNotWritable
+from broker.store.errors import StoreError, StoreFull, StoreNotWritable, TruncationRunning
 from broker.store.log_search import records_with
 from broker.store.message_store import MessageStore
 from broker.store.reading import EntrySlice, joined
@@ -91,7 +91,7 @@ class LoopHotStore:
         while True:
             try:
                 return self._ask.call(if_whole)
-            except LogIsCut:
+            except TruncationRunning:
                 self._ask.wait(self._whole())
 
     async def _whole(self) -> None:
@@ -183,7 +183,7 @@ class LoopHotStore:
         while True:
             try:
                 return await in_turns(self._store.queue_changes.expire_below(topic, offsets, timestamp))
-            except LogIsCut:
+            except TruncationRunning:
                 await self._whole()
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
@@ -300,8 +300,8 @@ class LoopHotStore:
     def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
         return self._call_of(topic, lambda: self._store.reader.first_offsets(topic, start))
 
-    def gone_below(self, topic: str) -> int:
-        return self._call(lambda: self._store.queues.gone_below(topic))
+    def deleted_up_to(self, topic: str) -> int:
+        return self._call(lambda: self._store.queues.deleted_up_to(topic))
 
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
         return self._call(lambda: self._store.reader.files(start, end))
@@ -366,11 +366,11 @@ class _LookUp:
 
     def some(self) -> bool:
         """Look up the next part; return whether more is left."""
-        entries = looked_at = 0
+        entries = examined = 0
         for count in self._pieces:
             entries += count
-            looked_at += not count
-            if entries >= _ENTRIES_AT_ONCE or looked_at >= _QUEUES_AT_ONCE:
+            examined += not count
+            if entries >= _ENTRIES_AT_ONCE or examined >= _QUEUES_AT_ONCE:
                 return True
         return False
 

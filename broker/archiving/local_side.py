@@ -56,7 +56,7 @@ class ConfiguredPolicy:
             worker_priority=config.archive_worker_priority,
             archived=lambda topic: archiving and not topics.is_system(topic),
             internal=internal.__contains__,
-            gone_below=self._store.queues.gone_below,
+            deleted_up_to=self._store.queues.deleted_up_to,
             exists=lambda topic: topics.select(topic) is not None,
             ttl_hours=self._ttl_hours,
         )

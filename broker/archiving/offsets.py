@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 Queue = tuple[str, int]
 
 
-def log_goes_on_at(log_end: int, resume_at: int | None) -> int | None:
+def log_resume_offset(log_end: int, resume_at: int | None) -> int | None:
     """Return the physical offset at which the log restarts; None if it resumes at its end."""
     return resume_at if resume_at is not None and log_end < resume_at else None
 

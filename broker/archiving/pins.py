@@ -108,7 +108,7 @@ class SetPins:
             self._frontier = self._looks.pop(0)[1]
         return self._frontier
 
-    def told(self, frontier: int) -> None:
+    def set_frontier(self, frontier: int) -> None:
         """Accept the frontier of the master; this slave's log has to be confirmed up to the end that belongs to it."""
         self._frontier = frontier
 

@@ -87,7 +87,7 @@ class Changes:
     of: ConsumerGroup | None
     revision: int
     newer: dict[str, SubscriptionData] = field(default_factory=dict)
-    gone: Sequence[str] = ()
+    removed: Sequence[str] = ()
     size: int = 0  # growth of the group's size, in bytes
     topics_changed: bool = False
 
@@ -147,13 +147,13 @@ class ClientManager:
             for _ in _compare(changes, subs):
                 if turn < _COMPARISONS:
                     yield
-                    if not self._stands(group, changes):
+                    if not self._is_current(group, changes):
                         break
             else:
                 return changes
         raise AssertionError("the last comparison takes no pauses")
 
-    def _stands(self, group: str, changes: Changes) -> bool:
+    def _is_current(self, group: str, changes: Changes) -> bool:
         info = self.consumers.get(group)
         return info is changes.of and (info is None or info.revision == changes.revision)
 
@@ -164,16 +164,16 @@ class ClientManager:
 
         Raises BrokerError if the table is full. Nothing has changed then.
         """
-        assert self._stands(group, changes)
+        assert self._is_current(group, changes)
         info = changes.of or ConsumerGroup(group)
         is_new = channel.connection not in info.channels
         self._take(changes.size + (_cost(group) if is_new else 0))
         self.consumers[group] = info
         info.channels[channel.connection] = channel
         self._consumers_of.setdefault(channel.connection, set()).add(group)
-        if changes.newer or changes.gone or info.kinds != kinds:
+        if changes.newer or changes.removed or info.kinds != kinds:
             info.consume_type, info.message_model, info.consume_from_where = kinds
-            for topic in changes.gone:
+            for topic in changes.removed:
                 del info.subscriptions[topic]
             info.subscriptions.update(changes.newer)
             info.size += changes.size
@@ -182,7 +182,7 @@ class ClientManager:
             self._on_change(info)
         return info
 
-    def says_the_same(self, group: str, channel: ClientChannel, revision: int) -> bool:
+    def is_same_heartbeat(self, group: str, channel: ClientChannel, revision: int) -> bool:
         """Renew a member whose heartbeat has not changed since `revision`; return False if the group has changed."""
         info = self.consumers.get(group)
         if info is None or info.revision != revision or channel.connection not in info.channels:
@@ -277,16 +277,16 @@ def _compare(changes: Changes, wanted: Sequence[SubscriptionData] | None) -> Ste
     for number, sub in enumerate(wanted, 1):
         topic = sub.topic
         topics.add(topic)
-        standing = newer.get(topic) or known.get(topic)
-        if standing is None or sub.sub_version > standing.sub_version:
+        current = newer.get(topic) or known.get(topic)
+        if current is None or sub.sub_version > current.sub_version:
             newer[topic] = sub
-            changes.size += _size(sub) - (_size(standing) if standing is not None else 0)
-            changes.topics_changed |= standing is None
+            changes.size += _size(sub) - (_size(current) if current is not None else 0)
+            changes.topics_changed |= current is None
         if number % _SLICE == 0:
             yield
-    changes.gone = tuple(known.keys() - topics)
-    changes.topics_changed |= bool(changes.gone)
-    for number, topic in enumerate(changes.gone, 1):
+    changes.removed = tuple(known.keys() - topics)
+    changes.topics_changed |= bool(changes.removed)
+    for number, topic in enumerate(changes.removed, 1):
         changes.size -= _size(known[topic])
         if number % _SLICE == 0:
             yield

@@ -21,7 +21,7 @@ stops counting, and is not courted again for LEFT_ALONE_FOR seconds.
 Replication      confirm is            acknowledged                                     appended
 NONE             own end               always                                           always
 ASYNC            own end               not while cut off: neither a controller nor a    not while cut off
-                                       slave was heard for `cut_off_after`
+                                       slave was heard for `isolated_after`
 SYNC             SSS minimum           at confirm                                       if the SSS has `min_in_sync`
                                                                                         members; it stays that large
 SYNC_AVAILABLE   SSS minimum           at confirm                                       always: the SSS may shrink to
@@ -62,7 +62,7 @@ class ConfirmRules(msgspec.Struct, frozen=True):
     replication: Replication
     min_in_sync: int = 1
     shrink_after: float = 3.0  # a slave that has not caught up for this many seconds leaves the SSS
-    cut_off_after: float = 10.0  # the time in seconds after which another master may have been elected
+    isolated_after: float = 10.0  # the time in seconds after which another master may have been elected
 
     def __post_init__(self) -> None:
         least = 2 if self.replication is Replication.SYNC else 1
@@ -153,7 +153,7 @@ class Confirm:
         self._archived = 0  # every member that may be elected needs the bytes below, which may be archived
         self._slaves: dict[int, _Slave] = {}
         self._away: dict[int, float] = dict.fromkeys(sync_state_set.members - {own_id}, now)
-        self._heard = self._looked = now
+        self._heard = self._checked = now
         self._recount()
 
     # -- queries
@@ -176,7 +176,7 @@ class Confirm:
     def may_append(self) -> bool:
         """Return whether the SSS allows an append. If not, the client gets SYSTEM_ERROR `in-sync replicas not enough`.
 
-        The caller checks `is_cut_off` separately.
+        The caller checks `is_isolated` separately.
         """
         return self._is_enough and not self.is_fenced
 
@@ -185,17 +185,17 @@ class Confirm:
 
         An `async` master acknowledges nothing while another master may have been elected.
         """
-        return -1 if self.is_fenced or self.is_cut_off(now) else self._confirm
+        return -1 if self.is_fenced or self.is_isolated(now) else self._confirm
 
-    def is_cut_off(self, now: float) -> bool:
+    def is_isolated(self, now: float) -> bool:
         """Return whether an `async` master has heard no other process for so long that another may be master."""
-        return self._is_lonely and now - self._heard > self.rules.cut_off_after
+        return self._is_lonely and now - self._heard > self.rules.isolated_after
 
     def held(self, now: float) -> tuple[Held, int]:
         """Return why confirm is below the end of the log, and the member that causes it (0: no particular one)."""
         if self.is_fenced:
             return Held.FENCED, 0
-        if self.is_cut_off(now):
+        if self.is_isolated(now):
             return Held.CUT_OFF, 0
         if not self.rules.waits or self._confirm == self._own_end:
             return Held.NOTHING, 0
@@ -284,7 +284,7 @@ class Confirm:
             if member == self._courted:
                 self._let_go()
 
-    def controller_heard(self, now: float) -> None:
+    def controller_answered(self, now: float) -> None:
         """Record that a controller has answered and considers this member the master."""
         self._heard = now
 
@@ -367,7 +367,7 @@ class Confirm:
         Call it at least every TICK seconds, because it also records which slaves are caught up. If this process was
         suspended between two calls, that time is not counted as silence of the slaves.
         """
-        self._look(now)
+        self._check_time(now)
         if self.is_fenced or self._asked:
             return None
         if self._courted and now >= self._courted_until:
@@ -385,15 +385,15 @@ class Confirm:
         wanted = (members - frozenset(leaving[:room])) | joining
         return wanted if wanted != members else None
 
-    def _look(self, now: float) -> None:
-        stood_still = max(now - self._looked - TICK, 0.0)
-        self._looked = now
+    def _check_time(self, now: float) -> None:
+        stall = max(now - self._checked - TICK, 0.0)
+        self._checked = now
         for slave in self._slaves.values():
-            slave.marked_at += stood_still
+            slave.marked_at += stall
             if slave.end == self._own_end:
                 slave.mark, slave.marked_at = slave.end, now
         for member in self._away:
-            self._away[member] += stood_still
+            self._away[member] += stall
 
     def allows(self, wanted: frozenset[int]) -> bool:
         """Return whether a 1001 for this set may be requested.

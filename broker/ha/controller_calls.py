@@ -183,11 +183,11 @@ def _registered(ask: Register, answer: RemotingCommand, *, is_known: bool) -> Ev
 def _altered(ask: Alter, answer: RemotingCommand, own: Identity, broker_id: int, perhaps_done: Set[int]) -> Event:
     if answer.code != ResponseCode.SUCCESS:
         return AlterRefused(ask.request_id, answer.code in perhaps_done)
-    told = loads_as(answer.body, _SyncStateSet)
-    epoch = told.sync_state_set_epoch
+    reply = loads_as(answer.body, _SyncStateSet)
+    epoch = reply.sync_state_set_epoch
     if epoch is None:
         epoch = require_int(answer.ext, "newSyncStateSetEpoch")
-    return Seen(View(ask.master_epoch, epoch, frozenset(told.sync_state_set), broker_id, own.address))
+    return Seen(View(ask.master_epoch, epoch, frozenset(reply.sync_state_set), broker_id, own.address))
 
 
 def members_of(ext: Mapping[str, str]) -> int:
@@ -199,15 +199,15 @@ def members_of(ext: Mapping[str, str]) -> int:
 
 def view_of(ext: Mapping[str, str], body: bytes) -> View:
     """Return the view in an answer to 1002, 1003 or 1004, or in a 1008. Raise ProtocolError or ValueError."""
-    told: Any = loads_as(body, _SyncStateSet)
-    epoch = told.sync_state_set_epoch
+    reply: Any = loads_as(body, _SyncStateSet)
+    epoch = reply.sync_state_set_epoch
     if epoch is None:
         epoch = require_int(ext, "syncStateSetEpoch")
     has_master = bool(ext.get("masterBrokerId"))
     return View(
         optional_int(ext, "masterEpoch", 0),
         epoch,
-        frozenset(told.sync_state_set),
+        frozenset(reply.sync_state_set),
         require_int(ext, "masterBrokerId") if has_master else None,
         require_str(ext, "masterAddress") if has_master else "",
     )

@@ -53,7 +53,7 @@ class ControllerRequests:
         self.sent[type(ask).__name__] += 1
         try:
             if isinstance(ask, Heartbeat):
-                for answer in await controllers.tell(call):
+                for answer in await controllers.send(call):
                     if answer.code != ResponseCode.SUCCESS:
                         log.warning("a controller refuses the heartbeat: %s", answer.remark)
                 return

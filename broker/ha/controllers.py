@@ -71,7 +71,7 @@ class Controllers:
         A change of the SyncStateSet that was sent and not answered is not sent to the next controller. The first
         controller may still execute it, and the refusal of the second must not count for both.
         """
-        heard = list[str]()
+        failures = list[str]()
         for link in list(self._links):
             is_lost = False
             try:
@@ -81,24 +81,24 @@ class Controllers:
                 why = "it is not the leader"
             except (OSError, TimeoutError, NeveError) as error:
                 why, is_lost = str(error) or type(error).__name__, isinstance(error, _Lost)
-            heard.append(f"{link.address}: {why}")
+            failures.append(f"{link.address}: {why}")
             self._links.remove(link)
             self._links.append(link)  # the controller that answered last is asked first
             if is_lost and call.code == RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET:
                 break
-        raise NoControllerAnswered("; ".join(heard))
+        raise NoControllerAnswered("; ".join(failures))
 
-    async def tell(self, call: Call) -> list[RemotingCommand]:
+    async def send(self, call: Call) -> list[RemotingCommand]:
         """Send a request to all controllers concurrently, and return the answers.
 
         A controller that has not answered the previous one is skipped: the next request is newer anyway.
         """
-        free = [link for link in self._links if not link.is_told]
-        told = await asyncio.gather(*(link.tell(call) for link in free), return_exceptions=True)
-        for one in told:
+        free = [link for link in self._links if not link.is_request_in_flight]
+        results = await asyncio.gather(*(link.send(call) for link in free), return_exceptions=True)
+        for one in results:
             if isinstance(one, BaseException) and not isinstance(one, OSError | TimeoutError | NeveError):
                 raise one
-        return [one for one in told if isinstance(one, RemotingCommand)]
+        return [one for one in results if isinstance(one, RemotingCommand)]
 
     def hang_up(self) -> None:
         """Drop all connections, until the next request. The controllers then consider this member dead."""
@@ -120,16 +120,16 @@ class _Link:
             address, security, connect_s=CONNECT_S, max_timeouts=SILENT_AFTER, on_connect=self._check
         )
         self.is_stock = False
-        self.is_told = False  # a request of `tell` is in flight
+        self.is_request_in_flight = False  # a request of `send` is in flight
         self.trouble = ""
 
-    async def tell(self, call: Call) -> RemotingCommand:
+    async def send(self, call: Call) -> RemotingCommand:
         """As `ask`; the caller sends one request at a time."""
-        self.is_told = True
+        self.is_request_in_flight = True
         try:
             return await self.ask(call)
         finally:
-            self.is_told = False
+            self.is_request_in_flight = False
 
     async def ask(self, call: Call) -> RemotingCommand:
         """Return the answer. Raise OSError, TimeoutError or NeveError; _Lost if the request was sent."""

@@ -98,9 +98,9 @@ class EpochCache:
 
     def forget_below(self, offset: int) -> bool:
         """Drop the entries that end at or below `offset`, where the log begins now. Return whether there were any."""
-        gone = max(bisect_right(self._starts, offset) - 1, 0)
-        del self._epochs[:gone], self._starts[:gone]
-        return gone > 0
+        dropped_count = max(bisect_right(self._starts, offset) - 1, 0)
+        del self._epochs[:dropped_count], self._starts[:dropped_count]
+        return dropped_count > 0
 
 
 # -- divergence of two logs
@@ -125,7 +125,7 @@ def _end(entries: Sequence[Entry], index: int, log_end: int) -> int:
     return entries[index + 1][1] if index + 1 < len(entries) else log_end
 
 
-def cut_point(
+def truncation_point(
     local: Sequence[Entry],
     local_end: int,
     master: Sequence[Entry],

@@ -207,7 +207,7 @@ class HaClient:
         """Append the master's bytes to the log."""
         replica, at = self._replica, append.at
         if at != replica.next_offset and at > self._store.max_physical_offset > 0:
-            replica.go_on_at(at)
+            replica.continue_at(at)
         replica.append(append.data, at, append.description)
 
     @property
@@ -262,7 +262,7 @@ class HaClient:
             await self._sync()
         self.trouble = None
         if isinstance(session, SlaveSession) and session.begins_at:
-            self._replica.go_on_at(session.begins_at)
+            self._replica.continue_at(session.begins_at)
         return session.attached(self._visibility.flushed, self._clock.monotonic())
 
     def confirmed(self, offset: int) -> None:

@@ -53,7 +53,7 @@ class HaEvents(Protocol):
     def confirmed(self, offset: int) -> None:
         """Record that the log is confirmed up to `offset`."""
 
-    def slave_came(self, member_id: int, hello: Hello | None) -> None:
+    def slave_connected(self, member_id: int, hello: Hello | None) -> None:
         """Record that a member follows. A stock member has no HELLO."""
 
     def slave_reported(self, member_id: int) -> None:
@@ -167,7 +167,7 @@ class HaService:
             return
         before = leadership.confirm.value
         leadership.confirm.appended(self.source.max_physical_offset)
-        self._tell(leadership, before)
+        self._publish_confirm(leadership, before)
         if self._by_member and not self._sending:
             self._sending = True
             self._call_soon(self._send)
@@ -180,9 +180,9 @@ class HaService:
     def confirm_changed(self, before: int) -> None:
         """Publish a change that the caller made to `Confirm`, such as another SyncStateSet, or progress of time."""
         if self.leadership is not None:
-            self._tell(self.leadership, before)
+            self._publish_confirm(self.leadership, before)
 
-    def _tell(self, leadership: Leadership, before: int) -> None:
+    def _publish_confirm(self, leadership: Leadership, before: int) -> None:
         if leadership.confirm.value > before and self.leadership is leadership:
             leadership.events.confirmed(leadership.confirm.value)
             for link in self._by_member.values():
@@ -218,17 +218,17 @@ class HaService:
         self._links.pop(idle)
         return True
 
-    def came(self, link: _Link, leadership: Leadership, came: master_session.Came) -> None:
+    def slave_opened(self, link: _Link, leadership: Leadership, slave_opened: master_session.SlaveConnected) -> None:
         """Take a member that requests the log. Its older connection is closed."""
-        older = self._by_member.pop(came.member_id, None)
+        older = self._by_member.pop(slave_opened.member_id, None)
         if older is not None:
-            log.info("member %d reconnects", came.member_id)
+            log.info("member %d reconnects", slave_opened.member_id)
             older.abort()
-        self._by_member[came.member_id] = link
+        self._by_member[slave_opened.member_id] = link
         self._describe()
         now = self.clock.monotonic()
-        leadership.confirm.connected(came.member_id, link, now, is_learner=came.is_learner)
-        leadership.events.slave_came(came.member_id, came.hello)
+        leadership.confirm.connected(slave_opened.member_id, link, now, is_learner=slave_opened.is_learner)
+        leadership.events.slave_connected(slave_opened.member_id, slave_opened.hello)
 
     def _describe(self) -> None:
         """Keep the descriptions of appends in memory while a slave accepts them."""
@@ -242,7 +242,7 @@ class HaService:
         confirm.appended(self.source.max_physical_offset)
         if not confirm.reported(member, link, reported.end, now, synced=reported.synced):
             return False
-        self._tell(leadership, before)
+        self._publish_confirm(leadership, before)
         if not confirm.in_sync(member):
             leadership.events.slave_reported(member)
         return True
@@ -256,7 +256,7 @@ class HaService:
         if leadership is not None and member:
             before = leadership.confirm.value
             leadership.confirm.disconnected(member, link, self.clock.monotonic())
-            self._tell(leadership, before)
+            self._publish_confirm(leadership, before)
 
 
 class _Link:
@@ -345,7 +345,7 @@ class _Link:
         delay = session.may_send_at(now) - now
         if delay > 0:
             if self._later is None:
-                self._later = loop.call_later(delay, self._go_on)
+                self._later = loop.call_later(delay, self._advance_later)
             return
         is_old = session.is_far_behind
         actions = session.advance(now)
@@ -356,9 +356,9 @@ class _Link:
             return
         self._do(actions)
         if session.has_more and self._later is None:
-            self._later = loop.call_later(0, self._go_on)
+            self._later = loop.call_later(0, self._advance_later)
 
-    def _go_on(self) -> None:
+    def _advance_later(self) -> None:
         self._later = None
         self.advance()
 
@@ -403,8 +403,8 @@ class _Link:
                 case master_session.Send(data=data):
                     if not transport.is_closing():
                         transport.writelines(data)
-                case master_session.Came():
-                    service.came(self, leadership, action)
+                case master_session.SlaveConnected():
+                    service.slave_opened(self, leadership, action)
                     if self.session is not None:
                         self._alarm.ring_in(self.session.wake_at - service.clock.monotonic())
                 case master_session.Reported():

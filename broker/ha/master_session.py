@@ -5,7 +5,7 @@ NEW         HELLO         check it against the own one, which answers it        
             H1            of a stock member, if those are admitted; send H2            SHAKEN
 PROVING     HELLO         the same again, with its proof                               GREETED
 GREETED     H1            of the same member; send H2                                  SHAKEN
-SHAKEN      T1            the first offset to send: `Came`, `Reported`                 STREAMING
+SHAKEN      T1            the first offset to send: `SlaveConnected`, `Reported`                 STREAMING
 STREAMING   T1            `Reported`
 ENDED
 
@@ -100,7 +100,7 @@ class Send(msgspec.Struct, frozen=True):
     data: tuple[bytes | memoryview, ...]
 
 
-class Came(msgspec.Struct, frozen=True):
+class SlaveConnected(msgspec.Struct, frozen=True):
     """A slave has requested the log: from here on its reports count. A stock member has no `hello`."""
 
     member_id: int
@@ -122,7 +122,7 @@ class End(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
 
 
-Action = Send | Came | Reported | End
+Action = Send | SlaveConnected | Reported | End
 
 
 class MasterState(Enum):
@@ -171,7 +171,7 @@ class MasterSession:
         self._log, self._epochs, self._own, self._rules = log, epochs, own, rules
         self._is_member, self._confirm = is_member, confirm
         self._from_last_file = self._is_learner = False
-        self._confirm_told = -1
+        self._confirm_sent = -1
         self._frames = SlaveFrames()
         self._begun = self._heard = self._spoke = now
         self._allowance, self._allowed_at = float(TURN_BYTES), now
@@ -196,7 +196,7 @@ class MasterSession:
         """Return the time at which `tick` may have an action."""
         if self.state is not MasterState.STREAMING:
             return self._begun + GREETING_S
-        soon = self._spoke + (CONFIRM_EVERY_S if self._confirm() > self._confirm_told else HEARTBEAT_S)
+        soon = self._spoke + (CONFIRM_EVERY_S if self._confirm() > self._confirm_sent else HEARTBEAT_S)
         return min(soon, self._heard + SILENCE_S)
 
     def tick(self, now: float) -> list[Action]:
@@ -209,7 +209,7 @@ class MasterSession:
         if now - self._heard >= SILENCE_S:
             return [self._end(f"it is silent for {SILENCE_S:.0f} s")]
         if now >= self._spoke + HEARTBEAT_S or (
-            now >= self._spoke + CONFIRM_EVERY_S and self._confirm() > self._confirm_told
+            now >= self._spoke + CONFIRM_EVERY_S and self._confirm() > self._confirm_sent
         ):
             return [self._heartbeat(now)]
         return []
@@ -314,12 +314,12 @@ class MasterSession:
             return self._refuse(refusal(Reason.NO_EPOCHS, f"the epoch of the log at {at} is unknown"))
         self.position = at
         self.state = MasterState.STREAMING
-        return [Came(self.member_id, self._is_learner, self.slave), Reported(request.end, request.synced)]
+        return [SlaveConnected(self.member_id, self._is_learner, self.slave), Reported(request.end, request.synced)]
 
     def _refuse(self, fault: Refusal) -> list[Action]:
         """Refuse the slave. A stock member gets no reason, which it would not understand."""
-        told: list[Action] = [Send((encode_refusal(fault),))] if self._frames_of_neve else []
-        return [*told, self._end(f"refused: {fault.text}", fault)]
+        answers: list[Action] = [Send((encode_refusal(fault),))] if self._frames_of_neve else []
+        return [*answers, self._end(f"refused: {fault.text}", fault)]
 
     @property
     def _frames_of_neve(self) -> bool:
@@ -369,7 +369,7 @@ class MasterSession:
                 size = found.end - self.position
                 if size > left and data:
                     break  # sent whole, in the next turn
-                if size <= left and self._tell(found, data):
+                if size <= left and self._send_described(found, data):
                     left -= size
                     continue
             body = self._next_body(min(self._rules.batch, left))
@@ -389,7 +389,7 @@ class MasterSession:
         self._spoke = now
         return [Send(tuple(data))]
 
-    def _tell(self, append: Append, data: list[bytes | memoryview]) -> bool:
+    def _send_described(self, append: Append, data: list[bytes | memoryview]) -> bool:
         """Send an append as a whole. Return False if it is not in one epoch, or not in one file."""
         offset, end = self.position, append.end
         held = self._epochs.at(offset)
@@ -406,7 +406,7 @@ class MasterSession:
         return True
 
     def _sent(self, size: int, confirm: int) -> None:
-        self._confirm_told = confirm
+        self._confirm_sent = confirm
         self.position += size
         self.sent += size
         self._allowance -= size
@@ -440,6 +440,6 @@ class MasterSession:
 
     def _heartbeat(self, now: float) -> Action:
         """Return a T2 without bytes: the present epoch, and the confirm offset."""
-        self._spoke, self._confirm_told = now, self._confirm()
+        self._spoke, self._confirm_sent = now, self._confirm()
         held = self._epochs.at(self.position) or (self._epochs.last_epoch, self._epochs.last_start, None)
-        return Send((encode_transfer_head(0, self.position, max(held[0], 0), held[1], self._confirm_told),))
+        return Send((encode_transfer_head(0, self.position, max(held[0], 0), held[1], self._confirm_sent),))

@@ -51,7 +51,9 @@ class MasterTerm:
         self.settling, self._hello, self._stream, self._state, self._role = settling, hello, stream, state, role
         self._on_confirmed, self.stop_acknowledging = on_confirmed, stop_acknowledging
         self.confirming: Confirm | None = None  # the member's, during a term
-        self._has_begun_to_lead = False  # it leads, or has tried to: the role-dependent state may be partly a master's
+        self._has_started_to_lead = (
+            False  # it leads, or has tried to: the role-dependent state may be partly a master's
+        )
         self._failures = 0  # consecutive failures to lead
 
     # -- queries
@@ -108,7 +110,7 @@ class MasterTerm:
         """Open the log for own records. Heartbeats continue meanwhile; if the term ends, a reload is the next step."""
         if self.confirming is not term or self._role.leads:
             return
-        self._has_begun_to_lead = True
+        self._has_started_to_lead = True
         try:
             await self._state.prepare()
             if self.confirming is not term:
@@ -140,9 +142,9 @@ class MasterTerm:
         self.stop_acknowledging()
         self.ha_service.stop_leading()
         self.settling.end()
-        if not self._has_begun_to_lead:
+        if not self._has_started_to_lead:
             return False
-        self._role.leads, self._has_begun_to_lead, self._failures = False, False, 0
+        self._role.leads, self._has_started_to_lead, self._failures = False, False, 0
         return True
 
     def close_log(self) -> None:

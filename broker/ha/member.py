@@ -55,7 +55,7 @@ from broker.ha.member_events import (
     BrokerIdLost,
     BrokerIdTaken,
     ClipGroups,
-    ConfirmHeard,
+    ConfirmReceived,
     DropSlaves,
     Elect,
     EndRoleChange,
@@ -82,7 +82,7 @@ from broker.ha.member_events import (
     Tick,
     Truncate,
     TruncateTornTail,
-    TruncationWanted,
+    TruncationRequested,
     Withdraw,
 )
 from broker.ha.member_record import MemberRecord
@@ -164,7 +164,7 @@ class Member:
         confirming = self.confirming
         if self.state is not State.MASTER or confirming is None:
             return False
-        return confirming.may_append() and not confirming.is_cut_off(now)
+        return confirming.may_append() and not confirming.is_isolated(now)
 
     def acknowledged(self, now: float) -> int:
         """Return the offset below which records may be acknowledged; -1: none."""
@@ -220,7 +220,7 @@ class Member:
         seen = self._seen(Seen(event.view), now) if event.view is not None else []
         return [*([] if self._is_silent else [self._heartbeat]), *seen]
 
-    def _apply_again(self, event: NotRegistered, now: float) -> list[Action]:
+    def _retry_apply(self, event: NotRegistered, now: float) -> list[Action]:
         """Apply for the own id again, which is free unless another directory has it.
 
         The controller's state was reset to before this member joined.
@@ -253,7 +253,7 @@ class Member:
         self.state = State.REFUSED
         return [StopAcknowledging(), StopFollowing(), DropSlaves(), NotifyOperator(event.reason)]
 
-    def _registered_again(self, event: Registered, now: float) -> list[Action]:
+    def _renewed_registration(self, event: Registered, now: float) -> list[Action]:
         return [] if event.view is None else self.happens(Seen(event.view), now)
 
     # -- views of the set
@@ -274,7 +274,7 @@ class Member:
         members = SyncStateSet(view.sync_state_set_epoch, view.sync_state_set)
         is_displaced = view.master == self.broker_id and view.master_address != self.address
         if not is_displaced and confirming.read(view.master_epoch, members, now, forgets_in_place=self._is_under_stock):
-            confirming.controller_heard(now)
+            confirming.controller_answered(now)
             self.role = view
             if not confirming.is_altering:
                 self._requests.altered()
@@ -304,12 +304,12 @@ class Member:
             return []
         if view.master is None or (is_own and view.master_epoch <= self._used_epoch):
             return [Elect()] if self._requests.is_due(Elect, now, self.rules.ask_again_after) else []
-        is_news = self.state is State.WAITING or (view.master, view.master_epoch) != (
+        is_new = self.state is State.WAITING or (view.master, view.master_epoch) != (
             self.role.master,
             self.role.master_epoch,
         )
         self.role = view
-        if not is_news:
+        if not is_new:
             return []
         if is_own:
             self.state = State.TURNING_MASTER
@@ -359,11 +359,11 @@ class Member:
             return []
         return [*self.record.master_settled(event.epoch, self.confirm)]
 
-    def _confirm_heard(self, event: ConfirmHeard, now: float) -> list[Action]:
+    def _confirm_received(self, event: ConfirmReceived, now: float) -> list[Action]:
         self._confirm = max(self._confirm, event.offset)
         return []
 
-    def _truncate(self, event: TruncationWanted, now: float) -> list[Action]:
+    def _truncate(self, event: TruncationRequested, now: float) -> list[Action]:
         # An `async` master confirms its own end. Bytes that it alone has are truncated and kept in a file: the mode
         # allows it.
         if self.rules.confirm.waits and event.to < event.floor:
@@ -487,14 +487,14 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     NextBrokerId: {State.NAMELESS: _apply_for_id},
     BrokerIdTaken: {},  # the next tick requests another one
     BrokerIdApplied: {State.NAMELESS: Member._named},
-    NotRegistered: _cells((State.UNREGISTERED, *_KNOWN), Member._apply_again),
+    NotRegistered: _cells((State.UNREGISTERED, *_KNOWN), Member._retry_apply),
     BrokerIdLost: _cells((State.UNREGISTERED, *_KNOWN), Member._lose_id),
     Superseded: _cells((State.UNREGISTERED, *_KNOWN), Member._refuse),
-    Registered: {State.UNREGISTERED: Member._registered, **_cells(_KNOWN, Member._registered_again)},
+    Registered: {State.UNREGISTERED: Member._registered, **_cells(_KNOWN, Member._renewed_registration)},
     Seen: _cells(_KNOWN, Member._seen),
     RoleTaken: _cells(_TURNING, Member._role_is_taken),
-    ConfirmHeard: {State.SLAVE: Member._confirm_heard},
-    TruncationWanted: _cells((State.TURNING_SLAVE, State.SLAVE), Member._truncate),
+    ConfirmReceived: {State.SLAVE: Member._confirm_received},
+    TruncationRequested: _cells((State.TURNING_SLAVE, State.SLAVE), Member._truncate),
     AlterRefused: _cells(LEADING, Member._alter_refused),
     ArchiveSettled: _cells(LEADING, Member._archive_settled),
     MasterSettled: {State.SLAVE: Member._master_settled},

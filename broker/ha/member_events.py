@@ -122,13 +122,13 @@ class RoleTaken(msgspec.Struct, frozen=True):
     end: int  # end of the own log at that time
 
 
-class ConfirmHeard(msgspec.Struct, frozen=True):
+class ConfirmReceived(msgspec.Struct, frozen=True):
     """Confirm offset of a T2 from the master, at most the end of the last whole record that is stored here."""
 
     offset: int
 
 
-class TruncationWanted(msgspec.Struct, frozen=True):
+class TruncationRequested(msgspec.Struct, frozen=True):
     """The own log diverges from the master's."""
 
     to: int
@@ -170,8 +170,8 @@ Event = (
     | StockControllers
     | AlterRefused
     | RoleTaken
-    | ConfirmHeard
-    | TruncationWanted
+    | ConfirmReceived
+    | TruncationRequested
     | Switchover
     | MetadataSynced
     | ArchiveSettled

@@ -16,7 +16,7 @@ class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
     set_exists: bool = False  # the set had a master: a controller that knows of none has lost its state
     heartbeat_every: float = 1.0
     ask_again_after: float = 1.0  # without an answer
-    # 1004, if there is no other reason for one: an async master has to hear from another process in `cut_off_after`
+    # 1004, if there is no other reason for one: an async master has to hear from another process in `isolated_after`
     poll_every: float = 1.0
     # 1003, in normal operation: a delayed one of a former life may have arrived after this life's
     register_every: float = 5.0

@@ -7,7 +7,7 @@ the master lost its tail, this log is truncated, too (`plain_session`). The brok
 elections.
 
 An archive of the log is notified of the start of each new life of the master, before any byte of this log is removed or
-added because of it. After that, each call of `look` updates the archivable limit (`stock_reach`).
+added because of it. After that, each call of `look` updates the archivable limit (`stock_archivable_limit`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from broker.ha.frames import Hello
 from broker.ha.ha_client import HaClient, Target
 from broker.ha.plain_session import PlainSession
 from broker.ha.slave_session import Local, SlaveState
-from broker.ha.stock_master import Life, StockMaster, read_look, read_stock_master
-from broker.ha.stock_reach import Look, flush_takes_s
+from broker.ha.stock_archivable_limit import Observation, flush_takes_s
+from broker.ha.stock_master import Life, StockMaster, read_observation, read_stock_master
 from broker.role import BrokerRole, Role
 from broker.store.message_store import MessageStore
 from infra.disk.filesystem import Disk
@@ -53,7 +53,7 @@ class Archive(Protocol):
         """Take the fact that the whole log is this life's, and that the bytes that follow are."""
         ...
 
-    def master_looked_at(self, look: Look) -> None:
+    def master_observed(self, look: Observation) -> None:
         """Take the state of the log of the life that is followed."""
         ...
 
@@ -126,7 +126,7 @@ class PlainSlave:
         self._file, self._own = file, own
         self._file_size = own.mapped_file_size_commit_log
         self._followed: Life | None = None
-        self._told: StockMaster | None = None
+        self._last_read_master: StockMaster | None = None
         self._master_begins_at = 0
         self._is_cutting = False
         self._address = self._ha_address = ""
@@ -232,8 +232,8 @@ class PlainSlave:
         runtime = await ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
         ha_info = await ask(address, RequestCode.EXCHANGE_BROKER_HA_INFO, {})
         text = bytes(properties.body).decode("utf-8", "replace")
-        self._told = read_stock_master(text, bytes(runtime.body), ha_info.ext)
-        return self._told, self._followed
+        self._last_read_master = read_stock_master(text, bytes(runtime.body), ha_info.ext)
+        return self._last_read_master, self._followed
 
     async def look(self) -> None:
         """Query the state of the master's log. If the query fails, the last state stays in force."""
@@ -244,13 +244,13 @@ class PlainSlave:
             before = await self._api.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
             status = await self._api.ask(address, RequestCode.GET_BROKER_HA_STATUS, {})
             after = await self._api.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
-            look = read_look(bytes(before.body), bytes(status.body), bytes(after.body), life.boot_ms)
+            look = read_observation(bytes(before.body), bytes(status.body), bytes(after.body), life.boot_ms)
         except (OSError, TimeoutError, NeveError) as error:
             log.info("the master at %s does not report its flushed offset: %s", address, error)
             return
         if look is not None and self.is_attached and self._followed is life:
             self._master_begins_at = look.begin
-            self._archive().master_looked_at(look)
+            self._archive().master_observed(look)
 
     # -- callbacks of the replication client (SlaveEvents)
 
@@ -272,16 +272,16 @@ class PlainSlave:
 
     async def following(self, master_epoch: int) -> None:
         """Save the life of the master durably before its first byte is stored."""
-        assert self._told is not None
-        told, archive = self._told, self._archive()
-        life = told.life
+        assert self._last_read_master is not None
+        master, archive = self._last_read_master, self._archive()
+        life = master.life
         if life != self._followed:
             if self._followed is not None:
                 await archive.master_began_at(life.end_at_start)
             await self._threads.run(self._file.save, life)
             self._followed = life
-        self._master_begins_at = told.begin
-        archive.master_attached(life.boot_ms, life.end_at_start, flush_takes_s(told.settings))
+        self._master_begins_at = master.begin
+        archive.master_attached(life.boot_ms, life.end_at_start, flush_takes_s(master.settings))
         self._following(self._address, life.boot_ms)
 
     def confirmed(self, offset: int) -> None:

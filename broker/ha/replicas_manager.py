@@ -35,7 +35,7 @@ from broker.ha.member_events import (
     AskReplicaInfo,
     BeginEpoch,
     ClipGroups,
-    ConfirmHeard,
+    ConfirmReceived,
     DropSlaves,
     EndRoleChange,
     Event,
@@ -54,7 +54,7 @@ from broker.ha.member_events import (
     Tick,
     Truncate,
     TruncateTornTail,
-    TruncationWanted,
+    TruncationRequested,
     View,
     Withdraw,
 )
@@ -284,7 +284,7 @@ class ReplicasManager:
         self.term.confirmed(offset)
         self._open_when_confirmed()
 
-    def slave_came(self, member_id: int, hello: Hello | None) -> None:
+    def slave_connected(self, member_id: int, hello: Hello | None) -> None:
         log.info("member %d follows", member_id)
 
     def slave_reported(self, member_id: int) -> None:
@@ -373,20 +373,20 @@ class ReplicasManager:
         store, member = self._store, self.member
         waiter = self.tail.wait()
         start, floor = store.reader.record_start(to), store.reader.record_start(member.confirm)
-        self.happens(TruncationWanted(start, floor))
+        self.happens(TruncationRequested(start, floor))
         if member.state is State.REFUSED:
             raise DivergenceRefused(
                 f"the log diverges from its master's at {start}, below the confirmed offset {floor}"
             )
         await waiter
 
-    def heard_confirm(self, offset: int) -> None:
+    def receive_confirm(self, offset: int) -> None:
         """Take the confirm offset from a frame of the master, up to the end of the stored log."""
         if self.role.broker.has_master and not self._is_stopped:
-            self.member.happens(ConfirmHeard(offset), self.clock.monotonic())  # only confirm changes by it
+            self.member.happens(ConfirmReceived(offset), self.clock.monotonic())  # only confirm changes by it
         else:
             # the first on a connection also changes the role: clients may be redirected to the master
-            self.happens(ConfirmHeard(offset))
+            self.happens(ConfirmReceived(offset))
         self.follower.confirmed(offset)
 
 
@@ -403,4 +403,4 @@ class _Following:
         await self._manager.follower.attached(self._follow, master_epoch)
 
     def confirmed(self, offset: int) -> None:
-        self._manager.heard_confirm(offset)
+        self._manager.receive_confirm(offset)

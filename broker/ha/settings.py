@@ -55,7 +55,7 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
         replication,
         min_in_sync=least,
         shrink_after=seconds,
-        cut_off_after=config.controller_heart_beat_timeout_mills / 1000,
+        isolated_after=config.controller_heart_beat_timeout_mills / 1000,
     )
     return SetSettings(
         rules=MemberRules(

@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from broker.ha.epochs import EpochCache, EpochConflict, cut_point
+from broker.ha.epochs import EpochCache, EpochConflict, truncation_point
 from broker.ha.frames import (
     Hello,
     MasterFrames,
@@ -36,7 +36,7 @@ from broker.ha.overlap import AnotherLog, LastRecord, Overlap
 from broker.ha.proof import MASTER, SLAVE, is_proven, proven
 from neve.errors import ProtocolError
 
-HEARTBEAT_S = 1.0  # an `async` master that hears from no other process for `cut_off_after` acknowledges nothing
+HEARTBEAT_S = 1.0  # an `async` master that hears from no other process for `isolated_after` acknowledges nothing
 STOCK_HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
 SILENCE_S = 20.0  # RocketMQ's haHousekeepingInterval
 
@@ -198,8 +198,8 @@ class SlaveSession:
         if now - self._heard >= SILENCE_S:
             return [self._end(f"the master is silent for {SILENCE_S:.0f} s")]
         if self.state is SlaveState.FOLLOWING and now - self._spoke >= self._beats_every:
-            end, told = self._reported
-            self._reported = end, told if told < 0 else max(told, min(synced, end))
+            end, is_reported = self._reported
+            self._reported = end, is_reported if is_reported < 0 else max(is_reported, min(synced, end))
             return [self._report(now)]
         return []
 
@@ -231,7 +231,7 @@ class SlaveSession:
             actions.append(self._end(f"the master's epochs don't follow those that are here: {error}"))
         self._flush(actions, bodies)
         if self.state is SlaveState.FOLLOWING:
-            self._tell_confirm(actions)
+            self._send_confirm(actions)
         return actions
 
     # -- before the first byte of the log
@@ -278,11 +278,11 @@ class SlaveSession:
             return self._end(f"a master of epoch {epoch} can't be the last one: {epochs}")
         self._masters_epochs = h2.epochs
         if local.begin == local.end:
-            return self._cut_or_attach(local.end, h2)
+            return self._truncate_or_attach(local.end, h2)
         if not local.epochs:
             fault = refusal(Reason.NO_EPOCHS, f"the log ends at {local.end} and its epochs are unknown: resync it")
             return self._end(fault.text, fault)
-        point = cut_point(
+        point = truncation_point(
             local.epochs,
             local.end,
             h2.epochs,
@@ -294,9 +294,9 @@ class SlaveSession:
         if point is None or point < local.begin:
             text = f"the logs diverge below this one's begin {local.begin}: epochs {local.epochs[:3]}, {h2.epochs[:3]}"
             return self._end(text, refusal(Reason.NOTHING_IN_COMMON, text))
-        return self._cut_or_attach(point, h2)
+        return self._truncate_or_attach(point, h2)
 
-    def _cut_or_attach(self, point: int, h2: MasterHandshake) -> Action:
+    def _truncate_or_attach(self, point: int, h2: MasterHandshake) -> Action:
         local = self._local
         if point >= local.end and (not local.epochs or local.epochs[-1] in h2.epochs):
             return self._attach(local.end)
@@ -333,8 +333,8 @@ class SlaveSession:
         The master may have nothing to send from there on. 0: the log is not empty, or begins with the first byte that
         arrives.
         """
-        told = self.master is not None and self._begins_at_frontier and self.is_empty
-        return self.master.eviction_frontier if told and self.master is not None else 0
+        is_reported = self.master is not None and self._begins_at_frontier and self.is_empty
+        return self.master.eviction_frontier if is_reported and self.master is not None else 0
 
     def attached(self, synced: int, now: float) -> list[Action]:
         """Request the log. `synced` is the end of its durable part."""
@@ -407,10 +407,12 @@ class SlaveSession:
         last = self._epochs.last_epoch
         if frame.epoch <= last:
             return ()
-        told = {epoch: start for epoch, start in self._masters_epochs if last < epoch < frame.epoch and start <= end}
+        is_reported = {
+            epoch: start for epoch, start in self._masters_epochs if last < epoch < frame.epoch and start <= end
+        }
         if frame.epoch_start <= end:
-            told[frame.epoch] = frame.epoch_start
-        return tuple(entry for entry in sorted(told.items()) if self._epochs.assign(*entry))
+            is_reported[frame.epoch] = frame.epoch_start
+        return tuple(entry for entry in sorted(is_reported.items()) if self._epochs.assign(*entry))
 
     def _flush(self, actions: list[Action], bodies: list[memoryview]) -> None:
         """Add the collected bytes of the log as one `Append`."""
@@ -429,10 +431,10 @@ class SlaveSession:
         if (end, synced) > self._reported:
             self._reported = (end, synced)
             actions.append(self._report(now))
-        self._tell_confirm(actions)
+        self._send_confirm(actions)
         return actions
 
-    def _tell_confirm(self, actions: list[Action]) -> None:
+    def _send_confirm(self, actions: list[Action]) -> None:
         """Add a `Confirmed` for the stored part of the log that the master has confirmed."""
         confirm = min(self._masters_confirm, self._end_of_log)
         if confirm > self._confirm:

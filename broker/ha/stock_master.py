@@ -20,7 +20,7 @@ import msgspec
 
 from broker.ha.frames import Hello, Refusal
 from broker.ha.greeting import Reason, refusal
-from broker.ha.stock_reach import Look
+from broker.ha.stock_archivable_limit import Observation
 from neve.errors import NeveError
 
 
@@ -148,7 +148,7 @@ _UNITS = ("", "K", "M", "G", "T", "P", "E")
 _ROUNDED = 0.1  # the largest error of rounding, in units
 
 
-def read_look(before: bytes, ha_status: bytes, after: bytes, boot_ms: int) -> Look | None:
+def read_observation(before: bytes, ha_status: bytes, after: bytes, boot_ms: int) -> Observation | None:
     """Return the state of a log from the answers to 28, 907 and 28, queried in this order.
 
     None: the answers are not all of the life that began at `boot_ms`, or not of a master with slaves. The unflushed
@@ -166,7 +166,7 @@ def read_look(before: bytes, ha_status: bytes, after: bytes, boot_ms: int) -> Lo
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         raise NeveError(None, f"the master does not report its flushed offset: {error!r}") from error
     slaves = tuple(slave.slave_ack_offset for slave in status.ha_connection_info if slave.in_sync)
-    return Look(begin=begin, end=end, flushed=max(end - behind, 0), in_sync=slaves)
+    return Observation(begin=begin, end=end, flushed=max(end - behind, 0), in_sync=slaves)
 
 
 def _at_most(text: str) -> int:

@@ -116,7 +116,7 @@ class StoreImport:
         self._log = found = source.log()
         self._end = found.end
         if found.behind > found.end:
-            self._cut_at(found.end, found, "valid records follow bytes that are not a record")
+            self._truncated_at(found.end, found, "valid records follow bytes that are not a record")
         if found.end == found.begin:
             raise refused(f"the log of {source.root} is empty")
         if found.file_size != config.mapped_file_size_commit_log:
@@ -148,15 +148,15 @@ class StoreImport:
     def begin(self) -> None:
         """Begin or resume an import. Called before any file of the directory is opened."""
         self.look()
-        begun = self._marker.read()
-        if begun is None:
+        marker = self._marker.read()
+        if marker is None:
             refuse_occupied(self._config, self._disk, "--import-from")
             self._disk.make_dirs(self._config.root)
             self._marker.write(Marker(str(self._source.root)))
             return
-        if begun.source != str(self._source.root):
-            raise refused(f"{self._config.root} has a part of {begun.source}: resume that import, or empty it")
-        log.warning("resuming the import of %s", begun.source)
+        if marker.source != str(self._source.root):
+            raise refused(f"{self._config.root} has a part of {marker.source}: resume that import, or empty it")
+        log.warning("resuming the import of %s", marker.source)
 
     async def copy(self, store: MessageStore, flush: Flush) -> None:
         """Copy the log, from its end here. Every record is checked as if a master had sent it."""
@@ -170,13 +170,13 @@ class StoreImport:
     async def _copy(self, store: MessageStore, flush: Flush) -> None:
         source, found = self._source, self._log
         assert found is not None, "begun"
-        start = self._goes_on_at(store, found)
+        start = self._resume_offset(store, found)
         synced = start
         for piece in source.pieces(start, found):
             try:
                 store.replica.append(piece.data, piece.offset)
             except LogMismatch as error:
-                self._cut_at(store.max_physical_offset, found, str(error))
+                self._truncated_at(store.max_physical_offset, found, str(error))
                 break
             if piece.offset - synced >= _FLUSH_EVERY:
                 synced = piece.offset
@@ -188,7 +188,7 @@ class StoreImport:
         await flush.flush_now()
         await flush.upkeep_now()
 
-    def _goes_on_at(self, store: MessageStore, found: StoredLog) -> int:
+    def _resume_offset(self, store: MessageStore, found: StoredLog) -> int:
         """Return where the copy resumes, after a check that the log so far is the source's."""
         end = store.max_physical_offset
         newest = store.reader.last_record(end) if end > 0 else None
@@ -201,7 +201,7 @@ class StoreImport:
             )
         return end
 
-    def _cut_at(self, end: int, found: StoredLog, why: str) -> None:
+    def _truncated_at(self, end: int, found: StoredLog, why: str) -> None:
         """End the log of a killed broker before its first damage, if bytes there may not have been durable.
 
         RocketMQ's own start would truncate there in any case.
@@ -263,10 +263,10 @@ class StoreImport:
 
 def refuse_unfinished_import(config: BrokerConfig, disk: Disk) -> None:
     """Raise StartupError for a start without `--import-from` on an unfinished import."""
-    begun = _marker(config, disk).read()
-    if begun is not None:
+    marker = _marker(config, disk).read()
+    if marker is not None:
         raise StartupError(
-            f"{config.root}: an import has not finished here; start again with --import-from {begun.source}"
+            f"{config.root}: an import has not finished here; start again with --import-from {marker.source}"
         )
 
 

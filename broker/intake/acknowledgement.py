@@ -35,25 +35,25 @@ class Acknowledgement:
         connection: Connection,
         end_offset: int,
         render: Callable[[int], bytes],
-        begun: float,
+        started: float,
         number: int = 1,
         *,
         waits: bool,
     ) -> None:
         """Send `render(code)` once the log is as durable as promised up to `end_offset`; at once if not `waits`.
 
-        `begun` is when the sends were read, in seconds of the monotonic clock. `number` is how many sends this answers.
+        `started` is the monotonic time in seconds at which the sends were read. `number` of them are answered.
         """
-        render = functools.partial(self._render, render, begun, number)
+        render = functools.partial(self._render, render, started, number)
         if waits and self.answers_later:
             deadline = self._clock.monotonic() + self._config.sync_flush_timeout / 1000
             self._wait(WaitingSend(end_offset, connection, deadline, render))
         else:
             connection.send_raw(render(ResponseCode.SUCCESS))
 
-    def _render(self, render: Callable[[int], bytes], begun: float, number: int, code: int) -> bytes:
+    def _render(self, render: Callable[[int], bytes], started: float, number: int, code: int) -> bytes:
         if code == ResponseCode.SUCCESS:
-            self.latency.observe(self._clock.monotonic() - begun, number)
+            self.latency.observe(self._clock.monotonic() - started, number)
         return render(code)
 
     async def settled(self) -> None:

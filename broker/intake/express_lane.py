@@ -80,7 +80,7 @@ class _Batch:
     """The plain sends of one read, as parallel lists; `starts` are the buffer positions of their frames."""
 
     now: int
-    begun: float  # seconds of the monotonic clock
+    started: float  # seconds of the monotonic clock
     sends: list[Send] = field(default_factory=list)
     asked: list[PlainSend] = field(default_factory=list)
     traffics: list[Traffic] = field(default_factory=list)
@@ -106,7 +106,7 @@ class ExpressSend:
         """`signed_sends` checks signatures and permissions; None: requests are unsigned and every client may send."""
         self._intake, self._writer, self._config, self._clock = intake, writer, config, clock
         self._topics, self._stats, self._signed_sends = topics, stats, signed_sends
-        self._rooms, self._set_takes = writer.rooms, writer.takes
+        self._file_budget, self._set_takes = writer.file_budget, writer.takes
         self._queue_of, self._stamped, self._special = writer.queue_of, intake.stamp.stamped, intake.special_properties
         self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
         self._decode = _decode if signed_sends is None else _decode_signed
@@ -119,20 +119,20 @@ class ExpressSend:
         """Store and answer plain sends from `frames`, until a frame is not plain, none is left, or the lane yields."""
         if not self._intake.is_open or (self._set_takes is not None and not self._set_takes()):
             return
-        buffer, rooms = frames.buffer, self._rooms
-        rooms.left = _ROOMS
+        buffer, file_budget = frames.buffer, self._file_budget
+        file_budget.left = _ROOMS
         try:
             batch = self._collect(frames) if self._signed_sends is None else self._collect_signed(connection, frames)
             if batch is not None and batch.sends:
-                is_spent = rooms.left == 0
-                rooms.left = _ROOMS
+                is_spent = file_budget.left == 0
+                file_budget.left = _ROOMS
                 stored = self._append(batch, connection)
                 if stored < len(batch.starts):
                     frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
-                if is_spent or rooms.left == 0:
+                if is_spent or file_budget.left == 0:
                     connection.rest()
         finally:
-            rooms.left = None
+            file_budget.left = None
 
     def _collect(self, frames: FrameDecoder) -> _Batch | None:
         """Return the plain sends before the first frame that is not plain, and put that frame back."""
@@ -294,26 +294,26 @@ class ExpressSend:
             for traffic, size in zip(traffics, sizes, strict=False):
                 traffic.add(1, size)
         self._intake.count(len(sizes), total)
-        self._answer(connection, list(zip(batch.asked, places, strict=False)), batch.begun)
+        self._answer(connection, list(zip(batch.asked, places, strict=False)), batch.started)
         return len(places)
 
-    def _answer(self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]], begun: float) -> None:
+    def _answer(self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]], started: float) -> None:
         """Answer stored sends: at once, or after disk and replicas where the sender waits for them (property WAIT)."""
         waiting = receipts
         if self._answers_later and (others := [receipt for receipt in receipts if not receipt[0][4]]):
             waiting = [receipt for receipt in receipts if receipt[0][4]]
-            self._acknowledge(connection, others, begun, waits=False)
+            self._acknowledge(connection, others, started, waits=False)
         if waiting:
-            self._acknowledge(connection, waiting, begun, waits=True)
+            self._acknowledge(connection, waiting, started, waits=True)
 
     def _acknowledge(
         self,
         connection: Connection,
         receipts: list[tuple[PlainSend, AppendResult]],
-        begun: float,
+        started: float,
         *,
         waits: bool,
     ) -> None:
         physical_offset, size, _ = receipts[-1][1]
         render = functools.partial(self._template.render, receipts)
-        self._when_durable(connection, physical_offset + size, render, begun, len(receipts), waits=waits)
+        self._when_durable(connection, physical_offset + size, render, started, len(receipts), waits=waits)

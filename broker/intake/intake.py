@@ -5,7 +5,7 @@ A send passes four steps:
     admission    check_open, check_topic: RocketMQ's checks, in RocketMQ's order. A missing topic is created, and its
                  entry is durable before a message in it is acknowledged.
     properties   begins_transaction, `stamp`: the unique id and the broker's own properties.
-    storage      send: a producer's message. Half, delayed and timer messages go to their `WaitingRoom`.
+    storage      send: a producer's message. Half, delayed and timer messages go to their `HeldMessages`.
                  put: as send, but never begins a transaction; for a message that results from another one.
                  put_now, put_batch: always to the named queue, whatever the properties request.
     answer       not here but by `Acknowledgement`, as soon as the record is as durable as this broker promises. In a
@@ -62,11 +62,11 @@ class TopicNotSaved(Exception):
 COMMITTED = "committed"
 
 
-class WaitingRoom(Protocol):
+class HeldMessages(Protocol):
     """Storage for messages that may not be delivered yet: half, delayed and timer messages."""
 
     # Names of the properties that request this storage.
-    asked_by: frozenset[str]
+    requested_by: frozenset[str]
     # RocketMQ's name of the message type, for statistics.
     kind: str
 
@@ -91,18 +91,20 @@ class Intake:
         topics: TopicConfigManager,
         register_soon: Callable[[], None],
         stats: BrokerStats,
-        half_messages: WaitingRoom,
-        waiting_rooms: Sequence[WaitingRoom],
+        half_messages: HeldMessages,
+        held_messages: Sequence[HeldMessages],
         stamp: MessageStamp,
     ) -> None:
-        """`waiting_rooms` are tried in this order."""
+        """`held_messages` are tried in this order."""
         self._config, self._clock, self._life, self._role = config, clock, life, role
         self._writer, self._stats = writer, stats
         self._topics, self._register_soon = topics, register_soon
-        self._half_messages, self._waiting_rooms = half_messages, waiting_rooms
+        self._half_messages, self._held_messages = half_messages, held_messages
         self.stamp, self._host, self._stamped = stamp, stamp.host, stamp.stamped
         #: A message with one of these properties is not plain. One set lets the express lane test all of them at once.
-        self.special_properties = TELLS_ELSEWHERE.union(*(room.asked_by for room in (half_messages, *waiting_rooms)))
+        self.special_properties = TELLS_ELSEWHERE.union(
+            *(room.requested_by for room in (half_messages, *held_messages))
+        )
         self._turn = itertools.count()
         self.messages = 0
         self.bytes = 0
@@ -237,7 +239,7 @@ class Intake:
 
     def asks_to_wait(self, properties: Mapping[str, str]) -> bool:
         """Return whether the message requests a delay level or a delivery time."""
-        return any(not room.asked_by.isdisjoint(properties) for room in self._waiting_rooms)
+        return any(not room.requested_by.isdisjoint(properties) for room in self._held_messages)
 
     def _checked_properties(self, text: str, properties: Mapping[str, str]) -> bytes:
         if not TELLS_ELSEWHERE.isdisjoint(properties):
@@ -263,7 +265,7 @@ class Intake:
             unique = properties["UNIQ_KEY"] = self.stamp.next_unique_id(self._clock.now_ms())
             text = with_unique_id(text, unique)
         message.properties = self._checked_properties(text, properties)
-        stored = self._put(message, properties, (self._half_messages,) if half else self._waiting_rooms)
+        stored = self._put(message, properties, (self._half_messages,) if half else self._held_messages)
         stored.unique = unique
         return stored
 
@@ -272,11 +274,11 @@ class Intake:
 
         `properties` are the parsed form of the message's own. Raises BrokerError; then nothing was stored.
         """
-        return self._put(message, properties, self._waiting_rooms)
+        return self._put(message, properties, self._held_messages)
 
     def commit(self, message: NewMessage, properties: Mapping[str, str]) -> Stored:
         """Store a committed transaction message as `put` does; statistics count it as committed."""
-        return self._put(message, properties, self._waiting_rooms, COMMITTED)
+        return self._put(message, properties, self._held_messages, COMMITTED)
 
     def put_now(self, message: NewMessage, properties: Mapping[str, str]) -> Stored:
         """Append the message to its queue, whatever delay its properties request.
@@ -307,14 +309,14 @@ class Intake:
         ]
 
     def _put(
-        self, message: NewMessage, properties: Mapping[str, str], waiting_rooms: Sequence[WaitingRoom], kind: str = ""
+        self, message: NewMessage, properties: Mapping[str, str], held_messages: Sequence[HeldMessages], kind: str = ""
     ) -> Stored:
         message.tags_code = cached_tags_code(properties.get(PROPERTY_TAGS))
         message.keys = found_by(properties)
         taken: tuple[PutResult, int | None] | None = None
         try:
             self._writer.check_topic(message.topic)  # also if the message is delayed first
-            for room in waiting_rooms:
+            for room in held_messages:
                 taken = room.take(message, properties)
                 if taken is not None:
                     break

@@ -34,7 +34,7 @@ _COUNT, _BYTES = 512, 4 << 20  # limits of one read
 class _Seen(NamedTuple):
     """The decoded newest own record of a queue below the offset `end`, and `TruncationState.count` when it was read."""
 
-    cuts: int
+    truncation_count: int
     end: int
     newest: Any
 
@@ -93,9 +93,9 @@ class InternalRecords:
         is read twice unless the log was truncated, so foreign records at the end of a queue are scanned only once.
         `decode` must be the same in all calls for a queue.
         """
-        store, cuts = self._store, self._store.truncations.count
+        store, truncation_count = self._store, self._store.truncations.count
         end, seen = store.queues.max_offset(topic, queue_id), self._seen.get((topic, queue_id))
-        if seen is not None and (seen.cuts != cuts or seen.end > end):
+        if seen is not None and (seen.truncation_count != truncation_count or seen.end > end):
             seen = None
         lowest = max(0 if seen is None else seen.end, store.queues.min_offset(topic, queue_id))
         upper, count = end, 1  # the last record is nearly always an own one
@@ -108,7 +108,7 @@ class InternalRecords:
             yield
         if found is None and seen is not None:
             found = seen.newest
-        self._seen[topic, queue_id] = _Seen(cuts, end, found)
+        self._seen[topic, queue_id] = _Seen(truncation_count, end, found)
         return found
 
     def _newest(self, own: list[MessageRecord], decode: Callable[[MessageRecord], T | None]) -> T | None:

@@ -48,7 +48,7 @@ class LogWriter:
         #: Reads the records of internal topics.
         self.internal = InternalRecords(store)
         # Attributes of the store without a wrapper, because each batch of the express lane uses them.
-        self.rooms = store.queues.rooms  # budget of queue files to create or map in one turn
+        self.file_budget = store.queues.file_budget  # budget of queue files to create or map in one turn
         #: Returns the queue of a put and creates it if missing. Call `takes` or `check` first, in the same turn. Raises
         #: StoreError.
         self.queue_of: _QueueOf = store.queue_for

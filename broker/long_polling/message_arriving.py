@@ -28,11 +28,11 @@ class MessageArriving:
         """
         if self._hold.count or self._polling.count:
             try:
-                self._tell(shown)
+                self._notify(shown)
             except Exception as error:  # noqa: BLE001 - waiting requests time out and poll again
                 self._faults.add("waiting requests", error)
 
-    def _tell(self, shown: Iterable[VisibleEntry]) -> None:
+    def _notify(self, shown: Iterable[VisibleEntry]) -> None:
         hold, polling = self._hold, self._polling
         for queue, queue_offset, tags_code in shown:
             polling.arrived(queue.topic, queue.queue_id)
@@ -50,12 +50,12 @@ class MessageArriving:
         self._hold.release_topic(topic)
         self._polling.wake_group(group, topic)
 
-    def look_again(self) -> None:
+    def check_all(self) -> None:
         """Make every request read again, after a change of what the broker serves, such as its role.
 
         A pull that finds nothing waits again.
         """
-        self._hold.look_again()
+        self._hold.check_all()
         self._polling.release_all()
 
     def release_all(self) -> None:

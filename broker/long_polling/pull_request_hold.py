@@ -155,7 +155,7 @@ class PullRequestHold:
             self._make_ready(list(line.all), last=True)
         self._wake_once()
 
-    def look_again(self) -> None:
+    def check_all(self) -> None:
         """Run all pulls again, in slices. A pull that finds nothing waits again."""
         for pulls in tuple(self._due.values()):
             self._make_ready(tuple(pulls), last=False)

@@ -32,7 +32,7 @@ class MetadataJournal:
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
         self._store, self._writer, self._clock = store, writer, clock
         self._position = 0
-        self._owed: deque[QueuesRaised] = deque()
+        self._deferred: deque[QueuesRaised] = deque()
         self.settled_in = 0  # epoch of the last `ArchiveSettled` that was recorded here
 
     @property
@@ -49,19 +49,19 @@ class MetadataJournal:
         """Record that the tables contain all changes below `position`."""
         self._position = position
 
-    def owe(self, changes: Iterable[QueuesRaised]) -> None:
+    def defer(self, changes: Iterable[QueuesRaised]) -> None:
         """Set changes that are in force already, and have to be recorded before any other. Replaces earlier ones."""
-        self._owed = deque(changes)
+        self._deferred = deque(changes)
 
-    def record_owed(self) -> None:
+    def record_deferred(self) -> None:
         """Record all owed changes. Raise as `record`; the changes that are left remain owed."""
-        while self._owed:
-            self._put(self._owed[0])
-            self._owed.popleft()
+        while self._deferred:
+            self._put(self._deferred[0])
+            self._deferred.popleft()
 
     def record(self, change: Change) -> None:
         """Append a change. Raise BrokerError if the log accepts no record now: then the change must not be made."""
-        self.record_owed()
+        self.record_deferred()
         self._put(change)
 
     def _put(self, change: Change) -> None:

@@ -35,10 +35,10 @@ from broker.tables.changes import (
     SETTLED,
     ArchiveSettled,
     Change,
-    GroupGone,
+    GroupDeleted,
     QueuesRaised,
     RowsErased,
-    TopicGone,
+    TopicDeleted,
     UnreadableChange,
     UserChange,
     decode_change,
@@ -96,7 +96,7 @@ class Modes(Table, Protocol):
 class Users(Protocol):
     """Users and policies."""
 
-    def stands_at(self, end: int) -> int:
+    def saved_position(self, end: int) -> int:
         """Return the offset below which the file contains all changes. `end` is the end of the log."""
 
     def apply(self, change: UserChange) -> None:
@@ -131,7 +131,7 @@ class Pops(Protocol):
     def forget(self, *, topic: str = "", group: str = "") -> bool:
         """Drop the state of a deleted topic or group. Return whether there was any."""
 
-    def tell_offsets(self) -> None:
+    def publish_offsets(self) -> None:
         """Set the committed offsets of popping groups, which this book knows best."""
 
 
@@ -166,7 +166,7 @@ class MetadataLog:
         self._topics, self._groups, self._offsets, self._modes = topics, groups, offsets, modes
         self._users, self._delays, self._pops = users, delays, pops
         # Deleted topics and groups that the files still had at the start, until the book of pops is loaded.
-        self._gone: list[TopicGone | GroupGone] = []
+        self._deleted: list[TopicDeleted | GroupDeleted] = []
         # End of the queue of delay positions when they were read last.
         self._delays_followed = -1
         self._on_settled, self._on_lost = on_settled, on_lost
@@ -183,15 +183,15 @@ class MetadataLog:
         if self._disk.exists(self._image_path):
             self._install(decode_image(self._disk.read(self._image_path)), at_start=True)
         end = self._queues.max_offset(METADATA_LOG, CHANGES)
-        stands = [_stands_at(file, end) for file in self._files]
-        users_stand = end if self._users is None else self._users.stands_at(end)
-        first = max(min(*stands, users_stand), self._queues.min_offset(METADATA_LOG, CHANGES))
+        saved_positions = [_saved_position(file, end) for file in self._files]
+        users_position = end if self._users is None else self._users.saved_position(end)
+        first = max(min(*saved_positions, users_position), self._queues.min_offset(METADATA_LOG, CHANGES))
         for number, followed in enumerate(self._scan(first, end), 1):
             if followed is not None:
-                behind = [stands_at <= followed.offset for stands_at in stands]
-                self._apply(followed, behind, users=users_stand <= followed.offset, at_start=True)
-                if isinstance(followed.change, TopicGone | GroupGone):
-                    self._gone.append(followed.change)
+                behind = [saved_position <= followed.offset for saved_position in saved_positions]
+                self._apply(followed, behind, users=users_position <= followed.offset, at_start=True)
+                if isinstance(followed.change, TopicDeleted | GroupDeleted):
+                    self._deleted.append(followed.change)
             if number % _CHANGES_IN_A_TURN == 0:
                 yield nothing
         self._journal.reached(end)
@@ -218,19 +218,19 @@ class MetadataLog:
         for table in (self._topics, self._groups, self._offsets, self._modes, self._delays):
             yield from table.load_parts()
         yield from self._load_parts()
-        self._gone.clear()  # the book of pops is loaded again, and follows the log
+        self._deleted.clear()  # the book of pops is loaded again, and follows the log
         self._delays_followed = self._settled_followed = -1
 
     def settle(self) -> None:
         """Delete topics and groups from the book of pops, once it is loaded, and offsets that it has restored."""
-        for change in self._gone:
-            if isinstance(change, TopicGone):
-                is_gone = self._topics.select(change.topic) is None and self._pops.forget(topic=change.topic)
+        for change in self._deleted:
+            if isinstance(change, TopicDeleted):
+                is_deleted = self._topics.select(change.topic) is None and self._pops.forget(topic=change.topic)
             else:
-                is_gone = change.group not in self._groups.groups and self._pops.forget(group=change.group)
-            if is_gone:
+                is_deleted = change.group not in self._groups.groups and self._pops.forget(group=change.group)
+            if is_deleted:
                 self._offsets.apply(change)
-        self._gone.clear()
+        self._deleted.clear()
 
     @property
     def _files(self) -> Sequence[StateFile]:
@@ -246,10 +246,10 @@ class MetadataLog:
         start, end = self._journal.position, self._queues.max_offset(METADATA_LOG, CHANGES)
         if start != end:  # called for each frame of a master; mostly there is nothing
             self._follow_changes(start, end)
-        said = self._queues.max_offset(METADATA_LOG, DELAYS)
-        if said != self._delays_followed:
+        newest_end = self._queues.max_offset(METADATA_LOG, DELAYS)
+        if newest_end != self._delays_followed:
             self._delays.follow()
-            self._delays_followed = said
+            self._delays_followed = newest_end
         self._follow_settled()
         return self._journal.position - start
 
@@ -265,13 +265,13 @@ class MetadataLog:
 
     def _follow_settled(self) -> None:
         """Publish the last settled epoch. All changes that it depends on precede it, and are applied by now."""
-        said = self._queues.max_offset(METADATA_LOG, SETTLED)
-        if said == self._settled_followed:
+        newest_end = self._queues.max_offset(METADATA_LOG, SETTLED)
+        if newest_end == self._settled_followed:
             return
         newest = self._journal.records.last(METADATA_LOG, SETTLED, _settled)
         if newest is not None and newest.offset >= self._settled_followed:
             self._on_settled(newest.epoch)
-        self._settled_followed = said
+        self._settled_followed = newest_end
 
     def lead(self) -> list[str]:
         """Follow the log to its end, as master. Clip committed offsets that are above the end of a queue.
@@ -280,7 +280,7 @@ class MetadataLog:
         polled offsets.
         """
         clipped = at_once(self.lead_steps())
-        self._pops.tell_offsets()
+        self._pops.publish_offsets()
         return clipped
 
     def lead_steps(self) -> Steps[list[str]]:
@@ -327,10 +327,10 @@ class MetadataLog:
         for table, takes in zip(tables, behind, strict=True):
             if takes:
                 table.apply(change)
-        if isinstance(change, TopicGone):
-            self._forget_queues(change, followed.record_end, begin_again=change.begins_again and not at_start)
+        if isinstance(change, TopicDeleted):
+            self._forget_queues(change, followed.record_end, restart_at_zero=change.begins_again and not at_start)
             self._pops.forget(topic=change.topic)
-        elif isinstance(change, GroupGone):
+        elif isinstance(change, GroupDeleted):
             self._pops.forget(group=change.group)
         elif isinstance(change, QueuesRaised):
             self._raise_queues(change, followed.record_end)
@@ -340,8 +340,8 @@ class MetadataLog:
     def _raise_queues(self, change: QueuesRaised, at: int) -> None:
         """Raise queues. Idempotent: queues that are as high stay, and topics deleted after this record stay deleted."""
         store = self._store
-        raised = {topic: ends for topic, ends in change.queues.items() if store.queues.gone_below(topic) < at}
-        store.queue_changes.raise_queues(raised, said_at=at)
+        raised = {topic: ends for topic, ends in change.queues.items() if store.queues.deleted_up_to(topic) < at}
+        store.queue_changes.raise_queues(raised, record_end=at)
 
     def _hide_rows(self, change: RowsErased) -> None:
         """Hide erased rows. Raise OSError if the files of a queue can't be read: the change is applied again."""
@@ -353,10 +353,10 @@ class MetadataLog:
         for (topic, queue), reason in hidden.failed.items():
             raise OSError(errno.EIO, f"erased messages of {topic}, queue {queue} can't be hidden: {reason}")
 
-    def _forget_queues(self, change: TopicGone, below: int, *, begin_again: bool) -> None:
+    def _forget_queues(self, change: TopicDeleted, below: int, *, restart_at_zero: bool) -> None:
         store, topic = self._store, change.topic
-        if store.queues.gone_below(topic) < below and store.queues.names_of(topic):
-            store.queue_changes.delete_topic(topic, begin_again=begin_again, below=below)
+        if store.queues.deleted_up_to(topic) < below and store.queues.names_of(topic):
+            store.queue_changes.delete_topic(topic, restart_at_zero=restart_at_zero, below=below)
 
     def oldest_needed_physical(self) -> int | None:
         """Return the first physical offset that a start reads: its segment must not be evicted."""
@@ -459,10 +459,10 @@ class MetadataLog:
         first = max(self._journal.position, self._queues.min_offset(METADATA_LOG, CHANGES))
         for followed in self._read(first, min(below, self._queues.max_offset(METADATA_LOG, CHANGES))):
             change = followed.change
-            if isinstance(change, TopicGone):
-                self._forget_queues(change, followed.record_end, begin_again=change.begins_again and not at_start)
-            if isinstance(change, TopicGone | GroupGone):
-                self._gone.append(change)
+            if isinstance(change, TopicDeleted):
+                self._forget_queues(change, followed.record_end, restart_at_zero=change.begins_again and not at_start)
+            if isinstance(change, TopicDeleted | GroupDeleted):
+                self._deleted.append(change)
             if isinstance(change, QueuesRaised):
                 self._raise_queues(change, followed.record_end)
             if isinstance(change, RowsErased):
@@ -538,5 +538,5 @@ def _decoded(record: MessageRecord) -> Change:
         raise UnreadableChange(f"{METADATA_LOG} at {record.queue_offset}: {error}") from error
 
 
-def _stands_at(file: StateFile, end: int) -> int:
+def _saved_position(file: StateFile, end: int) -> int:
     return end if file.log_offset is None else min(file.log_offset, end)

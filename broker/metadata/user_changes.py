@@ -13,7 +13,7 @@ import msgspec
 from access.model import Policy, User
 from access.store import AuthStore, AuthTables, LogPlace
 from broker.metadata.images import UsersImage
-from broker.tables.changes import PoliciesGone, PoliciesPut, UserChange, UserGone, UserPut, row_of
+from broker.tables.changes import PoliciesDeleted, PoliciesPut, UserChange, UserDeleted, UserPut, row_of
 from broker.tables.journal import Journal
 
 
@@ -38,9 +38,9 @@ class UserJournal:
 def changes_between(before: AuthTables, after: AuthTables) -> Iterator[UserChange]:
     """Yield the changes between two states, deletions first."""
     for name in before.users.keys() - after.users.keys():
-        yield UserGone(name=name)
+        yield UserDeleted(name=name)
     for subject in before.policies.keys() - after.policies.keys():
-        yield PoliciesGone(subject=subject)
+        yield PoliciesDeleted(subject=subject)
     for name, user in after.users.items():
         if before.users.get(name) != user:
             yield UserPut(name=name, user=msgspec.to_builtins(user))
@@ -55,7 +55,7 @@ class FollowedUsers:
     def __init__(self, store: AuthStore, journal: Journal, log_uuid: Callable[[], str]) -> None:
         self._store, self._journal, self._log_uuid = store, journal, log_uuid
 
-    def stands_at(self, end: int) -> int:
+    def saved_position(self, end: int) -> int:
         """Return the offset below which the file contains all changes. `end` is the end of the log."""
         place = self._store.tables.log
         if isinstance(place, LogPlace) and place.uuid == self._log_uuid():
@@ -69,11 +69,11 @@ class FollowedUsers:
             match change:
                 case UserPut():
                     tables.users[change.name] = row_of(change.user, User)
-                case UserGone():
+                case UserDeleted():
                     tables.users.pop(change.name, None)
                 case PoliciesPut():
                     tables.policies[change.subject] = row_of(change.policies, list[Policy])
-                case PoliciesGone():
+                case PoliciesDeleted():
                     tables.policies.pop(change.subject, None)
             self._stamp(tables)
 

@@ -33,8 +33,8 @@ from broker.pop.pop_log import (
     ChangeInvisibleTime,
     Event,
     Freed,
-    Gone,
     PopCheckPoint,
+    QueueRemoved,
     Reset,
     decode_event,
     encode_event,
@@ -308,7 +308,7 @@ class PopBook:
         A single record describes all of them, because one record each would block the event loop.
         """
         if self._keys(group, topic):
-            self._reset(Gone(group, topic, _ALL_QUEUES))
+            self._reset(QueueRemoved(group, topic, _ALL_QUEUES))
 
     def forget(self, *, topic: str = "", group: str = "") -> bool:
         """Drop all queues of a topic or group whose deletion another record of the log already describes.
@@ -317,19 +317,19 @@ class PopBook:
         """
         had = bool(self._keys(group, topic))
         if had:
-            self._apply(Gone(group, topic, _ALL_QUEUES))
+            self._apply(QueueRemoved(group, topic, _ALL_QUEUES))
         return had
 
     def _keys(self, group: str, topic: str) -> list[Key]:
         """Return keys of queues in the book; an empty name matches every name."""
         return [key for key in self.queues if topic in ("", key[1]) and group in ("", key[0])]
 
-    def tell_offsets(self) -> None:
+    def publish_offsets(self) -> None:
         """Copy the offsets of all queues in the book to the offset table."""
         for queue in self.queues.values():
             self._commit(queue)
 
-    def _reset(self, event: Reset | Gone) -> None:
+    def _reset(self, event: Reset | QueueRemoved) -> None:
         """Log and apply an event that must not fail: if the log refuses the record, the next image makes it durable."""
         try:
             self.record(event)
@@ -366,12 +366,12 @@ class PopBook:
             if self._store.end.is_following:
                 break
             try:
-                logged = self._offsets.log_standing(*pair)
+                logged = self._offsets.log_committed(*pair)
                 work += len(logged) // _DROP_SLICE
                 for queue in queues:
                     is_same = queue.is_empty and queue.next_offset == logged.get(queue.key[2])
                     if is_same and self.queues.get(queue.key) is queue and not self._store.end.is_following:
-                        self.record(Gone(*queue.key))
+                        self.record(QueueRemoved(*queue.key))
                         dropped += 1
                     work += 1
                     if work >= _DROP_SLICE:
@@ -402,7 +402,7 @@ class PopBook:
     def record(self, event: Event) -> None:
         """Log an event and apply it. Raises BrokerError if the log refuses the record."""
         host, now = self._store.config.store_host, self._clock.now_ms()
-        said = NewMessage(
+        stored = NewMessage(
             topic=self._topic,
             queue_id=_LOG_QUEUE,
             body=encode_event(event),
@@ -411,7 +411,7 @@ class PopBook:
             prepared_transaction_offset=WRITTEN_BY_NEVE,
         )
         try:
-            self._writer.put(said, internal=True)
+            self._writer.put(stored, internal=True)
         except (StoreFull, StoreNotWritable) as error:
             raise refusal(error) from error
         except StoreError as error:
@@ -456,7 +456,7 @@ class PopBook:
         """Apply an event and return the queue that it changed; None if the queue is no longer in the book."""
         key = (event.group, event.topic, event.queue_id)
         self._changed = True
-        if isinstance(event, Gone):
+        if isinstance(event, QueueRemoved):
             self._remove([key] if event.queue_id >= 0 else self._keys(event.group, event.topic))
             return None
         queue = self.queues.get(key)
@@ -487,8 +487,8 @@ class PopBook:
 
     def _remove(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            gone = self.queues.pop(key, None)
-            self._floor = max(self._floor, 0 if gone is None else gone.newest)
+            removed = self.queues.pop(key, None)
+            self._floor = max(self._floor, 0 if removed is None else removed.newest)
 
     @staticmethod
     def _land(queue: PopQueue, offset: int, pop_time: int) -> None:

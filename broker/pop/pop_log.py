@@ -59,11 +59,11 @@ class Reset(_Event, frozen=True, tag="r"):
     next_offset: int
 
 
-class Gone(_Event, frozen=True, tag="g"):
+class QueueRemoved(_Event, frozen=True, tag="g"):
     """["g"] The queue leaves the book. With queue -1 every queue does; an empty name then matches every name."""
 
 
-Event = PopCheckPoint | Ack | ChangeInvisibleTime | Freed | Reset | Gone
+Event = PopCheckPoint | Ack | ChangeInvisibleTime | Freed | Reset | QueueRemoved
 _decoder: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 
 

@@ -77,8 +77,8 @@ class QueueLock:
     def release(self) -> bool:
         """Release the lock and return whether a pop skipped the queue meanwhile."""
         assert self.held, "only the holder releases it"
-        told, self.held, self.passed_by = self.passed_by, False, False
-        return told
+        was_passed_by, self.held, self.passed_by = self.passed_by, False, False
+        return was_passed_by
 
 
 @dataclass(slots=True, eq=False)

@@ -167,7 +167,7 @@ class PopRevive:
             return 0
         if flight.in_order:  # revived with the last message of its batch that becomes visible
             number = len(queue.flights)
-            return number if self._again_in_place(queue) else 0
+            return number if self._revive_in_place(queue) else 0
         answer = self._tiered.get_message(ReadRequest(*queue.key, offset, 1, _MAX_BYTES))
         if isinstance(answer, PendingRead):
             if not waits:
@@ -185,7 +185,7 @@ class PopRevive:
         self._pops.record(Ack(*queue.key, flight.pop_time, [offset]))
         return int(record is not None)
 
-    def _again_in_place(self, queue: PopQueue) -> bool:
+    def _revive_in_place(self, queue: PopQueue) -> bool:
         """Make an ordered queue resume at its first unacknowledged message; return whether it could."""
         released = self._pops.release(queue)
         if released:

@@ -154,8 +154,8 @@ def sort_out(
         flights.setdefault(one.key, []).append((one.offset, one.flight))
     found = list[tuple[Key, int, list[tuple[int, Flight]]]]()
     for key in flights.keys() | pops.handed_out.keys():
-        out, stood = flights.get(key, []), positions.get(key, -1)
-        following = max(stood, pops.handed_out.get(key, -1))
+        out, committed = flights.get(key, []), positions.get(key, -1)
+        following = max(committed, pops.handed_out.get(key, -1))
         if following < 0:  # no poll has the group: none of its messages may be skipped
             following = min((offset for offset, _ in out), default=0)
         # a group that was reset gets the messages above again, as new ones

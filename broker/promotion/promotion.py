@@ -67,7 +67,7 @@ class Api(Asked, Protocol):
         """Close all connections."""
 
 
-class _Begun(msgspec.Struct):
+class _StartedPromotion(msgspec.Struct):
     end: int
 
 
@@ -97,7 +97,9 @@ class Promotion:
         topics: TopicConfigManager,
         revive_log: str,
     ) -> None:
-        self._file = VersionedFile(disk, root / "ha" / _NAME, _Begun, partial(StartupError, exit_code=EXIT_FAILED))
+        self._file = VersionedFile(
+            disk, root / "ha" / _NAME, _StartedPromotion, partial(StartupError, exit_code=EXIT_FAILED)
+        )
         self._followed, self._last_poll, self._store = FollowedFile(disk, root), last_poll, store
         self._schedule, self._timers, self._transactions = schedule, timer_messages, transactions
         self._book, self._offsets, self._topics, self._revive_log = book, offsets, topics, revive_log
@@ -136,11 +138,11 @@ class Promotion:
         """Truncate the remains of a failed try. Called after recovery of the log. Raise StartupError."""
         store, end = self._store, self._store.max_physical_offset
         try:
-            begun = self._file.read()
-            if begun is None:
-                self._file.write(_Begun(end))
-            elif begun.end < end:
-                store.truncate(begun.end, epoch=0, floor=begun.end)
+            saved = self._file.read()
+            if saved is None:
+                self._file.write(_StartedPromotion(end))
+            elif saved.end < end:
+                store.truncate(saved.end, epoch=0, floor=saved.end)
         except (StoreError, OSError) as error:
             raise StartupError(f"{self._file.path}: {error}", EXIT_FAILED) from error
 
@@ -190,8 +192,8 @@ class Promotion:
         positions = delays.positions(poll, delayed, delivered)
         left = None if poll.timers is None else timers.sort_out(store, waiting, poll.timers, delivered, horizon)
         transactions = halves.sort_out(prepared, delivered)
-        stood = {key: offsets.query(*key) for key in {*popped.handed_out, *(one.key for one in popped.out)}}
-        out = pops.sort_out(popped, stood, delivered, horizon)
+        committed = {key: offsets.query(*key) for key in {*popped.handed_out, *(one.key for one in popped.out)}}
+        out = pops.sort_out(popped, committed, delivered, horizon)
 
         store.lead()
         self._transactions.begin_with(transactions.waiting, transactions.ended)

@@ -436,7 +436,7 @@ class TieredStore:
         cold = self._archive()
         return (
             cold is not None
-            and record.physical_offset >= self._queues.gone_below(topic)
+            and record.physical_offset >= self._queues.deleted_up_to(topic)
             and offset >= self.min_offset(topic, queue)
             and cold.has(topic, queue, offset)
         )

@@ -61,8 +61,8 @@ class AdminConfigProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"not changed, because it can't be saved: {error}") from error
         if "logLevel" in {*changes, *unset}:
             logs.set_level(self._config.log_level)
-        told = [*(f"{key}={value}" for key, value in changes.items()), *(f"{key} as it was given" for key in unset)]
-        log.info("changed by %s:%d: %s", *connection.remote, ", ".join(told))
+        changed = [*(f"{key}={value}" for key, value in changes.items()), *(f"{key} as it was given" for key in unset)]
+        log.info("changed by %s:%d: %s", *connection.remote, ", ".join(changed))
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     @BrokerRoute(

@@ -41,7 +41,7 @@ _SHORT = 1 << 16
 class _Beat(NamedTuple):
     """A connection's last heartbeat, as far as needed to renew it when it is repeated."""
 
-    said: tuple[int, int]
+    content_key: tuple[int, int]
     client_id: str
     changed: bool  # part of the answer
     producers: list[str]
@@ -85,13 +85,15 @@ class ClientManageProcessor:
         beat = self._known(connection, request)
         if beat is None and len(request.body) > _SHORT:
             return self._in_order(connection, partial(self._heartbeat, connection, request))
-        return _answer(request, beat or at_once(self._hear(connection, request)))
+        return _answer(request, beat or at_once(self._process_heartbeat(connection, request)))
 
     async def _heartbeat(self, connection: Connection, request: RemotingCommand) -> Answer:
         """Process a heartbeat in its turn; return None if the connection closes meanwhile."""
         beat = self._known(connection, request)
         if beat is None:
-            beat = await in_turns(self._hear(connection, request), is_cancelled=lambda: connection.is_closed)
+            beat = await in_turns(
+                self._process_heartbeat(connection, request), is_cancelled=lambda: connection.is_closed
+            )
         return None if beat is None else _answer(request, beat)
 
     @staticmethod
@@ -114,23 +116,23 @@ class ClientManageProcessor:
     def _known(self, connection: Connection, request: RemotingCommand) -> _Beat | None:
         """Return the last heartbeat if the request repeats it and it is still valid."""
         beat: _Beat | None = connection.state.get(_BEAT)
-        if beat is None or beat.said != _said(request) or not self._hear_again(connection, request, beat):
+        if beat is None or beat.content_key != _said(request) or not self._renew_heartbeat(connection, request, beat):
             return None
         return beat
 
-    def _hear_again(self, connection: Connection, request: RemotingCommand, beat: _Beat) -> bool:
+    def _renew_heartbeat(self, connection: Connection, request: RemotingCommand, beat: _Beat) -> bool:
         """Renew the clients of a repeated heartbeat; return False if a group has changed, so that it must be parsed."""
         channel = self._channel(connection, request, beat.client_id)
         for group, revision in beat.consumers:
             if group not in self._groups.groups or self._topics.select(RETRY_PREFIX + group) is None:
                 return False
-            if not self._clients.says_the_same(group, channel, revision):
+            if not self._clients.is_same_heartbeat(group, channel, revision):
                 return False
         for group in beat.producers:
             self._clients.register_producer(group, channel)
         return True
 
-    def _hear(self, connection: Connection, request: RemotingCommand) -> Steps[_Beat]:
+    def _process_heartbeat(self, connection: Connection, request: RemotingCommand) -> Steps[_Beat]:
         """Parse and apply a heartbeat in steps; each group changes in one step."""
         data = loads_as(request.body, HeartbeatData)
         if len(data.client_id) > MAX_CLIENT_ID:

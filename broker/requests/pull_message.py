@@ -65,7 +65,7 @@ class Pull(msgspec.Struct):
     read: ReadRequest
     predicate: SqlFilter | None  # a tag filter is in `read`
     # Monotonic time at which reading began; the time of waiting for messages does not count as latency.
-    begun: float
+    started: float
     is_slow: bool = False  # it had to wait for a read
 
 
@@ -135,7 +135,7 @@ class PullMessageProcessor:
 
     def _take_turn(self, pull: Pull) -> None:
         if not pull.connection.is_closed:
-            pull.connection.resume(pull.request, lambda: self._in_turn(pull, self._begin_again), in_work=True)
+            pull.connection.resume(pull.request, lambda: self._in_turn(pull, self._restart), in_work=True)
 
     def _in_turn(self, pull: Pull, read: Callable[[Pull], Answered]) -> Answered:
         began = self._clock.monotonic()
@@ -154,7 +154,7 @@ class PullMessageProcessor:
             return None
         return self._response(pull, answer)
 
-    def _begin_again(self, pull: Pull) -> Answered:
+    def _restart(self, pull: Pull) -> Answered:
         """Read after the wait for a turn, with all checks again."""
         self._checks.check_again(pull.connection, pull.request, pull.header)
         return self._begin(pull)
@@ -218,7 +218,7 @@ class PullMessageProcessor:
         if self._role.current is Role.FENCED and not last:  # wait for the next role
             self._hold_on(pull, deadline)
             return None
-        pull.begun, pull.is_slow = self._clock.monotonic(), False
+        pull.started, pull.is_slow = self._clock.monotonic(), False
         self._checks.check_again(pull.connection, pull.request, pull.header)
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
@@ -255,7 +255,7 @@ class PullMessageProcessor:
         code = self._code(pull, result)
         buffers = result.buffers if code is _SUCCESS else []
         if result.count:
-            stats, took = self._stats, self._clock.monotonic() - pull.begun
+            stats, took = self._stats, self._clock.monotonic() - pull.started
             stats.got(header.topic, header.consumer_group, result.count, sum(map(len, buffers)))
             stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
             self._latency.observe(took)

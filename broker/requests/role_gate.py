@@ -34,4 +34,4 @@ class RoleGate:
         found = ((code, ROUTES[code].refusal(self._role.current)) for code in self._router.codes)
         self._router.replace({code: _refusing(refused) for code, refused in found if refused is not None})
         if self._role.current is not Role.FENCED:
-            self._arriving.look_again()
+            self._arriving.check_all()

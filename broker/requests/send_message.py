@@ -83,7 +83,7 @@ class SendMessageProcessor:
             await again
 
     def _send(self, connection: Connection, request: RemotingCommand) -> None:
-        begun = self._clock.monotonic()
+        started = self._clock.monotonic()
         header = parse_send_header(request.code, request.ext)
         self._intake.check_open()
         config = self._intake.check_topic(header, len(request.body))
@@ -91,7 +91,7 @@ class SendMessageProcessor:
         stored, waits = put(connection, request, header, config)
         if not request.is_oneway:
             render = functools.partial(self._frame, request, header.topic, stored)
-            self._acknowledge(connection, stored.end_offset, render, begun, waits=waits)
+            self._acknowledge(connection, stored.end_offset, render, started, waits=waits)
 
     def _frame(self, request: RemotingCommand, topic: str, stored: Stored, code: int) -> bytes:
         handle, unique = None, stored.unique

@@ -25,9 +25,9 @@ _TOLD: Mapping[GetMessageStatus, ResponseCode] = {
 
 def slave_code(status: GetMessageStatus, *, has_master: bool) -> ResponseCode:
     """Return the code of a slave's answer to a pull."""
-    told = _TOLD.get(status)
-    if told is not None:
-        return told
+    answer = _TOLD.get(status)
+    if answer is not None:
+        return answer
     return ResponseCode.PULL_RETRY_IMMEDIATELY if has_master else ResponseCode.PULL_NOT_FOUND
 
 

@@ -111,7 +111,7 @@ class AdminPages:
         self._metrics, self._topic_metrics, self._health, self._conditions = metrics, topic_metrics, health, conditions
         self._pool = ThreadPoolExecutor(_THREADS, "admin")
         self._backlog: dict[str, Any] = {}
-        self._last_backlog = LatestResult("look-at-backlog", self._backlog_looked_at, clock)
+        self._last_backlog = LatestResult("look-at-backlog", self._backlog_sampled, clock)
         pause = LoopLag()
         pause.start()
         metrics.gauge("loop_pause_seconds", "longest pause of the event loop since the last scrape", pause.take)
@@ -140,10 +140,10 @@ class AdminPages:
     def _rendered(self, whole: Sequence[Metric], figures: Figures) -> bytes:
         return render(itertools.chain(whole, of_process()), families(figures), self._pace(SCRAPE_SHARE).pause)
 
-    async def _backlog_looked_at(self, is_first: bool) -> Largest[tuple[str, int]]:
-        return await self._in_thread(self._look_at_backlog, SCRAPE_SHARE if is_first else SHARE)
+    async def _backlog_sampled(self, is_first: bool) -> Largest[tuple[str, int]]:
+        return await self._in_thread(self._sample_backlog, SCRAPE_SHARE if is_first else SHARE)
 
-    def _look_at_backlog(self, share: float) -> Largest[tuple[str, int]]:
+    def _sample_backlog(self, share: float) -> Largest[tuple[str, int]]:
         """Compute the age of each topic's oldest unarchived message.
 
         It calls the event loop and waits for it, so it must run in a thread.
@@ -159,16 +159,16 @@ class AdminPages:
     async def live(self, request: Request) -> Response:
         """Return 503 if only a restart helps. Temporary troubles are listed after the first line."""
         dead, troubles = self._health.is_dead(), self._health.troubles()
-        return self._told("not live" if dead else "live", 503 if dead else 200, troubles)
+        return self._as_json("not live" if dead else "live", 503 if dead else 200, troubles)
 
     async def ready(self, request: Request) -> Response:
         """Return 503 also if a task fails repeatedly. An unreachable store does not count."""
         troubles = self._health.troubles()
         ready = self._life.accepting and not troubles
         text = "ready" if ready else "not ready"
-        return self._told(text, 200 if ready else 503, troubles, self._conditions.now())
+        return self._as_json(text, 200 if ready else 503, troubles, self._conditions.now())
 
-    def _told(
+    def _as_json(
         self, word: str, status: int, troubles: Sequence[Trouble], conditions: Sequence[Condition] = ()
     ) -> Response:
         lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles)]
@@ -183,8 +183,8 @@ class AdminPages:
         found = self._conditions.now()
         if any(one.name == "archive unreachable" for one in found):
             status["archive"] = "unreachable"
-        told = [one._asdict() for one in found]
-        return json_response({**status, "conditions": told, "jobs": dict(jobs.runs), "errors": errors})
+        as_json = [one._asdict() for one in found]
+        return json_response({**status, "conditions": as_json, "jobs": dict(jobs.runs), "errors": errors})
 
     async def offload(self, request: Request) -> Response:
         """Run an offload, with progress lines; the last one is a summary or the error."""
@@ -264,8 +264,8 @@ class AdminPages:
 
         def read() -> list[dict[str, Any]]:
             rows = []
-            standing = entries(journal.store, journal.broker, journal.prefix, first)
-            for seq, entry in itertools.islice(standing, _PAGE):
+            stored = entries(journal.store, journal.broker, journal.prefix, first)
+            for seq, entry in itertools.islice(stored, _PAGE):
                 fields = msgspec.to_builtins(entry, str_keys=True)
                 rows.append(
                     {

@@ -54,15 +54,15 @@ class Conditions:
         self._clock, self._life, self._archive, self._replicas = clock, life, archive, replicas
         self._name_servers, self._plain_slave = name_servers, plain_slave
         self._boot_ms = clock.now_ms()
-        self._told, self._ends = ConditionLog(clock, log), CertificateConditions(clock, certificate)
+        self._condition_log, self._ends = ConditionLog(clock, log), CertificateConditions(clock, certificate)
 
     def look(self) -> None:
         """Log conditions that begin or end. Called every second."""
-        self._told.look(self._found())
+        self._condition_log.look(self._found())
 
     def now(self) -> list[Condition]:
         """Return the current conditions; empty if all is well."""
-        return self._told.dated(self._found())
+        return self._condition_log.dated(self._found())
 
     def metric(self) -> Mapping[str, int]:
         """Return 1 for each condition that holds and 0 for the others, by name."""
@@ -131,9 +131,11 @@ class Conditions:
         archive = self._archive()
         if archive.journal is None:
             return None
-        told = archive.jobs.failing()
+        failing_jobs = archive.jobs.failing()
         failing = [
-            told[name] for name in _FREQUENT_JOBS if name in told and issubclass(told[name].kind, ObjectStoreError)
+            failing_jobs[name]
+            for name in _FREQUENT_JOBS
+            if name in failing_jobs and issubclass(failing_jobs[name].kind, ObjectStoreError)
         ]
         if failing:
             first = min(failing, key=lambda one: one.since_ms)

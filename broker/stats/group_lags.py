@@ -37,13 +37,13 @@ class GroupLags:
         self._pops, self._retry_names, self._topic_metrics = pops, retry_names, topic_metrics
 
     async def rows(self) -> AsyncIterator[tuple[dict[str, str], tuple[float | None, ...]]]:
-        """Yield the labels of each pair of group and topic with the figures of `_standing`."""
+        """Yield the labels of each pair of group and topic with the figures of `_ages`."""
         slices = LoopSlices()
         for number, lag in enumerate((await self._topic_metrics.lags()).found.rows()):
             config = self._topics.select(lag.topic)
             queues = 0 if config is None else config.read_queue_nums
             await slices.step(queues + 1)
-            yield self._labels(lag), await self._standing(lag, queues, timed=number < _TIMED)
+            yield self._labels(lag), await self._ages(lag, queues, timed=number < _TIMED)
 
     def _labels(self, lag: Lag) -> dict[str, str]:
         """Return the labels of a lag; retries of popped messages have the label of their original topic."""
@@ -54,7 +54,7 @@ class GroupLags:
         system = is_system(topic, lag.group)
         return {"consumer_group": lag.group, "topic": topic, "is_retry": truth(is_retry), "is_system": system}
 
-    async def _standing(self, lag: Lag, queues: int, *, timed: bool) -> tuple[float | None, ...]:
+    async def _ages(self, lag: Lag, queues: int, *, timed: bool) -> tuple[float | None, ...]:
         """Return numbers of unacknowledged, in-flight and unfetched messages, and two ages in ms (None if unknown).
 
         The ages are those of the oldest unacknowledged and of the oldest unfetched message.

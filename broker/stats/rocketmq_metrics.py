@@ -156,16 +156,16 @@ class RocketmqMetrics:
         return (family.metric(self._common) for family in list(families))
 
     async def _traffic_in(self, limit: int) -> list[Family | Distribution]:
-        told, dead = Largest[str](limit), Largest[tuple[str, int]](limit)
+        largest, dead = Largest[str](limit), Largest[tuple[str, int]](limit)
         async for topic in in_slices(self._stats.topics()):
             count = self._stats.of(topic).messages_in
             if topic.startswith(DLQ_PREFIX):
                 dead.add(count, (topic, count))
             elif count and not topic.startswith(RETRY_PREFIX):
-                told.add(count, topic)
+                largest.add(count, topic)
         messages, throughput = list[Sample](), list[Sample]()
         sizes = list[tuple[Mapping[str, str], list[tuple[str, float]], float]]()
-        async for topic in in_slices(told.rows()):
+        async for topic in in_slices(largest.rows()):
             labels = {"topic": topic, "is_system": truth(names.is_system_topic(topic))}
             for kind, (count, size) in self._kinds(topic).items():
                 if count:
@@ -200,12 +200,12 @@ class RocketmqMetrics:
         return {**found, self._plain(topic): (max(count, 0), max(size, 0))}
 
     async def _traffic_out(self, limit: int) -> list[Family]:
-        told = Largest[tuple[str, str]](limit)
+        largest = Largest[tuple[str, str]](limit)
         async for topic, group in in_slices(self._stats.readings()):
             if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-                told.add(self._stats.of_reading(topic, group)[0], (topic, group))
+                largest.add(self._stats.of_reading(topic, group)[0], (topic, group))
         messages, throughput = list[Sample](), list[Sample]()
-        async for topic, group in in_slices(told.rows()):
+        async for topic, group in in_slices(largest.rows()):
             count, size = self._stats.of_reading(topic, group)
             labels = {"topic": topic, "consumer_group": group, "is_system": is_system(topic, group)}
             messages.append(Sample(labels, count))
@@ -216,9 +216,9 @@ class RocketmqMetrics:
         ]
 
     async def _lags(self) -> list[Family]:
-        told: tuple[list[Sample], ...] = ([], [], [], [], [])
+        largest: tuple[list[Sample], ...] = ([], [], [], [], [])
         async for labels, figures in self._lag_figures.rows():
-            for samples, value in zip(told, figures, strict=True):
+            for samples, value in zip(largest, figures, strict=True):
                 if value is not None:
                     samples.append(Sample(labels, value))
         return [
@@ -237,7 +237,7 @@ class RocketmqMetrics:
                         "age of the oldest message that a group has not fetched",
                     ),
                 ),
-                told,
+                largest,
                 strict=True,
             )
         ]

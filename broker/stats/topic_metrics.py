@@ -118,7 +118,7 @@ class TopicMetrics:
     ) -> None:
         """Create it; `limit` returns the maximum number of series of one kind."""
         self._clock, self._limit = clock, limit
-        self._last_lags = LatestResult("look-at-lags", self._look_at_lags, clock)
+        self._last_lags = LatestResult("look-at-lags", self._sample_lags, clock)
         self._stats, self._store, self._tiered = stats, store, tiered
         self._topics, self._offsets, self._clients, self._retry_names = topics, offsets, clients, retry_names
 
@@ -136,18 +136,18 @@ class TopicMetrics:
         self._last_lags.close()
 
     async def _topic_traffic(self, limit: int) -> Largest[TopicTraffic]:
-        told, stats = Largest[str](limit), self._stats
+        largest, stats = Largest[str](limit), self._stats
         topics = stats.topics()
         for first in range(0, len(topics), _COUNTED_AT_ONCE):
             some = topics[first : first + _COUNTED_AT_ONCE]
-            told.add_all(zip(stats.messages_of(some), some, strict=True))
+            largest.add_all(zip(stats.messages_of(some), some, strict=True))
             await asyncio.sleep(0)
         rows: dict[str, TopicTraffic] = {}
-        async for topic in in_slices(told.rows()):
+        async for topic in in_slices(largest.rows()):
             rows[topic] = stats.of(topic)
-        return told.of(rows.__getitem__)
+        return largest.of(rows.__getitem__)
 
-    async def _look_at_lags(self, is_first: bool) -> Largest[Lag]:
+    async def _sample_lags(self, is_first: bool) -> Largest[Lag]:
         return await self.consumer_lags(self._limit(), SCRAPE_SHARE if is_first else SHARE)
 
     async def consumer_lags(self, limit: int, share: float = SCRAPE_SHARE) -> Largest[Lag]:
@@ -160,11 +160,11 @@ class TopicMetrics:
         omitted if a running group no longer subscribes to it. `share` is the share of the event loop's time.
         """
         lags, pace = Largest[Lag](limit), LoopPace(self._clock, share)
-        looked_at, before, ends = 0, "", list[int]()
+        examined, before, ends = 0, "", list[int]()
         for pair in self._pairs():
-            looked_at += 1
-            if pair is None or looked_at >= _SLICE:
-                looked_at, before = 0, ""
+            examined += 1
+            if pair is None or examined >= _SLICE:
+                examined, before = 0, ""
                 await pace.pause()
             if pair is None:
                 continue
@@ -176,16 +176,16 @@ class TopicMetrics:
                 before, ends = topic, []
                 for queue in range(config.read_queue_nums):
                     ends.append(self._store.queues.max_offset(topic, queue))
-                    looked_at += 1
-                    if looked_at >= _SLICE:
-                        looked_at = 0
+                    examined += 1
+                    if examined >= _SLICE:
+                        examined = 0
                         await pace.pause()
             behind = 0
             for first in range(0, len(ends), 8):
                 behind += self._behind(group, topic, ends, first)
-                looked_at += 1  # eight comparisons cost about as much as one lookup
-                if looked_at >= _SLICE:
-                    looked_at = 0
+                examined += 1  # eight comparisons cost about as much as one lookup
+                if examined >= _SLICE:
+                    examined = 0
                     await pace.pause()
             lags.add(behind, Lag(group, topic, behind))
         return lags
@@ -220,10 +220,10 @@ class TopicMetrics:
 
 def archive_ages(ages_ms: Mapping[str, int], limit: int) -> Largest[tuple[str, int]]:
     """Select the topics with the highest ages; runs in a thread."""
-    told = Largest[tuple[str, int]](limit)
+    largest = Largest[tuple[str, int]](limit)
     for topic, age_ms in ages_ms.items():
-        told.add(age_ms, (topic, age_ms))
-    return told
+        largest.add(age_ms, (topic, age_ms))
+    return largest
 
 
 def families(figures: Figures) -> Iterator[Series]:
@@ -243,33 +243,33 @@ def _traffic(traffic: Largest[TopicTraffic]) -> Iterator[Series]:
         ("messages_out", "messages read, by topic"),
         ("bytes_out", "bytes read, by topic"),
     ):
-        told = [((row.topic,), getattr(row, name)) for row in rows]
-        yield Series(f"neve_topic_{name}_total", "counter", text, ("topic",), told)
+        largest = [((row.topic,), getattr(row, name)) for row in rows]
+        yield Series(f"neve_topic_{name}_total", "counter", text, ("topic",), largest)
 
 
 def _lags(lags: Largest[Lag]) -> Series:
     text = "unread messages of a group, by group and topic"
-    told = [((lag.group, lag.topic), lag.messages) for lag in lags.rows()]
-    return Series("neve_consumer_lag_messages", "gauge", text, ("group", "topic"), told)
+    largest = [((lag.group, lag.topic), lag.messages) for lag in lags.rows()]
+    return Series("neve_consumer_lag_messages", "gauge", text, ("group", "topic"), largest)
 
 
 def _archive(archive: Largest[tuple[str, int]]) -> Series:
     text = "age of the oldest unarchived message, by topic"
-    told = [((topic,), age_ms / 1000) for topic, age_ms in archive.rows()]
-    return Series("neve_archive_lag_seconds", "gauge", text, ("topic",), told)
+    largest = [((topic,), age_ms / 1000) for topic, age_ms in archive.rows()]
+    return Series("neve_archive_lag_seconds", "gauge", text, ("topic",), largest)
 
 
 def _left_out(figures: Figures) -> Series:
     text = "topics, pairs of group and topic, and topics of the archive without series of their own, by kind"
-    told = [
+    largest = [
         (("topic",), figures.traffic.left_out),
         (("consumer",), figures.lags.left_out),
         (("archive",), figures.archive.left_out),
     ]
-    return Series("neve_series_left_out", "gauge", text, ("kind",), told)
+    return Series("neve_series_left_out", "gauge", text, ("kind",), largest)
 
 
 def _ages(figures: Figures) -> Series:
     text = "age of the lag figures of groups and of the archive, by kind"
-    told = [(("consumer",), figures.lags_age_s), (("archive",), figures.archive_age_s)]
-    return Series("neve_series_age_seconds", "gauge", text, ("kind",), told)
+    largest = [(("consumer",), figures.lags_age_s), (("archive",), figures.archive_age_s)]
+    return Series("neve_series_age_seconds", "gauge", text, ("kind",), largest)

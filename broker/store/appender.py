@@ -68,7 +68,7 @@ class Appender:
         """Append messages of one sender in order, with one write for those that fit; return their places.
 
         If fewer places than sends are returned, the next send cannot be stored: append it alone to get the reason as an
-        exception. Or the file of its queue is not mapped and the budget of `RoomBudget` is spent. Raises as `put` does
+        exception. Or the file of its queue is not mapped and the budget of `FileBudget` is spent. Raises as `put` does
         if that applies to the first send.
         """
         host = self._hosts[born_host]

@@ -84,12 +84,12 @@ class Checkpointer:
         """Set the checkpoint that a start read from the file."""
         self.checkpointed = physical
 
-    def standing_still(self) -> Lock:
+    def pause_lock(self) -> Lock:
         """Return a lock; while it is held, no thread writes a checkpoint."""
         return self._writing
 
     def leave(self) -> None:
-        """Discard the due checkpoint, because the log is replaced. The caller holds `standing_still`."""
+        """Discard the due checkpoint, because the log is replaced. The caller holds `pause_lock`."""
         self._due, self.is_put_off = None, False
 
     def take_over(self, other: Checkpointer) -> None:

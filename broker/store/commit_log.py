@@ -333,12 +333,12 @@ class CommitLog:
 
         The memory is released with the last reference, which takes a tenth of a second for a gigabyte.
         """
-        gone = file.path.with_name(f"{file.path.name}.evicted")
-        self._disk.rename(file.path, gone)
+        evicted = file.path.with_name(f"{file.path.name}.evicted")
+        self._disk.rename(file.path, evicted)
         self._disk.fsync_dir(self.directory)
         failpoint.hit("store.evict")
         # the maps stay valid until the last reader releases its views
-        self._disk.remove(gone)
+        self._disk.remove(evicted)
         self._disk.remove(file.crc_path)
         table = self._table_file(file)
         if table.exists:

@@ -44,6 +44,6 @@ class StoreConfig:
     # its code
     code_of: Callable[[MessageRecord], int] = code_of_tags
     # on a slave of an Apache master, where a topic that is deleted and created again restarts at offset 0
-    queues_may_begin_again: bool = False
+    queues_may_restart_at_zero: bool = False
     # topics whose code is not the hash of the tags alone
     coded_topics: frozenset[str] = frozenset()

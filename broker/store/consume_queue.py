@@ -47,7 +47,7 @@ class QueueFile:
         return self.base + self.count
 
 
-class RoomBudget:
+class FileBudget:
     """Budget of consume queue files that may be created, grown or mapped for appends in one turn of the event loop.
 
     For callers that append many sends at once. Each file costs 0.1 to 0.3 ms. `left` is None if there is no limit.
@@ -79,7 +79,7 @@ class MappedFiles:
         self._limit = limit
         self._files: deque[QueueFile] = deque()
         self._made = Turnover()
-        self.rooms = RoomBudget()
+        self.file_budget = FileBudget()
 
     def map(self, file: QueueFile) -> mmap.mmap:
         """Return the file's map; create it if missing."""
@@ -141,9 +141,9 @@ class MappedFiles:
 
     def take_out(self, queues: Iterable[ConsumeQueue]) -> None:
         """Remove the files of queues that will be deleted; closing the queues unmaps them."""
-        gone = {file for queue in queues for file in queue.files if file.map is not None}
-        if gone:
-            self._files = deque(file for file in self._files if file not in gone)
+        removed = {file for queue in queues for file in queue.files if file.map is not None}
+        if removed:
+            self._files = deque(file for file in self._files if file not in removed)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -227,7 +227,7 @@ class ConsumeQueue:
 
         Raises StoreFull or NotThisTurn.
         """
-        self._maps.rooms.take()
+        self._maps.file_budget.take()
         tail = self.tail
         if tail is None:
             self.create(self.end)
@@ -341,7 +341,7 @@ class ConsumeQueue:
     def _full_end(self, file: QueueFile) -> int:
         return file.base + self._config.queue_file_size // QUEUE_ENTRY_SIZE
 
-    def would_look_lost(self, first_offset: int) -> bool:
+    def would_seem_lost(self, first_offset: int) -> bool:
         """Return whether a new file at this offset would make the file before it look as if it had lost its end."""
         before = next((file for file in reversed(self.files) if file.base < first_offset), None)
         return before is not None and before.end < first_offset == self._full_end(before)

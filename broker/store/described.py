@@ -41,7 +41,7 @@ class Damaged(Exception):
     """The bytes, or their description, are not those of the master."""
 
 
-class Told(msgspec.Struct, frozen=True, gc=False):
+class ParsedDescription(msgspec.Struct, frozen=True, gc=False):
     """Content of a description, as parallel sequences."""
 
     store_time: int
@@ -64,7 +64,7 @@ def _entries(count: int) -> Struct:
     return Struct(CRC_ENTRY.format[:1] + CRC_ENTRY.format[1:] * count)
 
 
-def describe(  # noqa: PLR0917 - the fields of `Told`, as parallel sequences
+def describe(  # noqa: PLR0917 - the fields of `ParsedDescription`, as parallel sequences
     records: bytes,
     crc_entries: bytes,
     whose: Sequence[int],
@@ -73,7 +73,7 @@ def describe(  # noqa: PLR0917 - the fields of `Told`, as parallel sequences
     hashes: Sequence[int],
     store_time: int,
 ) -> bytes | None:
-    """Return the encoded description; None if the append exceeds a limit. For the arguments, see class `Told`."""
+    """Return the encoded description; None if the append exceeds a limit. Arguments: see `ParsedDescription`."""
     if len(records) > _BYTES_MAX or len(whose) > _RECORDS_MAX or len(keys) > _KEYS_MAX or len(queues) > _QUEUES_MAX:
         return None
     rest = [
@@ -89,7 +89,7 @@ def describe(  # noqa: PLR0917 - the fields of `Told`, as parallel sequences
     return crc32(described, crc32(records)).to_bytes(_CRC_SIZE) + described
 
 
-def told(description: bytes | memoryview, records: bytes | memoryview) -> Told:
+def parse_description(description: bytes | memoryview, records: bytes | memoryview) -> ParsedDescription:
     """Decode a description and verify it against the records' bytes. Raises Damaged."""
     raw = bytes(description)
     try:
@@ -113,7 +113,9 @@ def told(description: bytes | memoryview, records: bytes | memoryview) -> Told:
         raise Damaged(f"a truncated description: {fault}") from fault
     if at != len(raw) or not whose or max(whose) >= queues:
         raise Damaged(f"a description of {count} records in {queues} queues, {len(raw)} bytes")
-    return Told(store_time, entries, fields[0::3], fields[2::3], whose, numbers[:keys], numbers[keys:], found)
+    return ParsedDescription(
+        store_time, entries, fields[0::3], fields[2::3], whose, numbers[:keys], numbers[keys:], found
+    )
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
@@ -134,7 +136,7 @@ class Described:
         self.is_wanted = False
         self._by_start: dict[int, Append] = {}  # oldest first
         self._at_hand: deque[int] = deque()  # the starts of those whose bytes are kept
-        self._told_bytes = self._bytes_at_hand = 0
+        self._described_bytes = self._bytes_at_hand = 0
 
     def want(self, wanted: bool) -> None:
         """Set whether any slave uses descriptions."""
@@ -146,22 +148,22 @@ class Described:
         """Drop all descriptions, because the log was changed."""
         self._by_start.clear()
         self._at_hand.clear()
-        self._told_bytes = self._bytes_at_hand = 0
+        self._described_bytes = self._bytes_at_hand = 0
 
     def add(self, start: int, description: bytes, records: bytes) -> None:
         """Keep the description of an append that starts at a physical offset."""
         kept, at_hand = self._by_start, self._at_hand
         kept[start] = Append(start + len(records), description, records)
         at_hand.append(start)
-        self._told_bytes += len(description)
+        self._described_bytes += len(description)
         self._bytes_at_hand += len(records)
         while self._bytes_at_hand > _BYTES_MAX:
             oldest = at_hand.popleft()
             one = kept[oldest]
             kept[oldest] = Append(one.end, one.description, b"")
             self._bytes_at_hand -= len(one.records)
-        while self._told_bytes > _KEPT_MAX:
-            self._told_bytes -= len(kept.pop(next(iter(kept))).description)
+        while self._described_bytes > _KEPT_MAX:
+            self._described_bytes -= len(kept.pop(next(iter(kept))).description)
 
     def at(self, start: int) -> Append | None:
         """Return the append that starts at the offset, if it is still kept."""

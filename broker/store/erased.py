@@ -40,10 +40,10 @@ def has(spans: Spans, span: Span) -> bool:
     return behind(spans, span[0]) > span[1]
 
 
-def left_of(count: int, first: int, gone: Spans) -> npt.NDArray[np.bool_]:
+def left_of(count: int, first: int, erased_spans: Spans) -> npt.NDArray[np.bool_]:
     """Return, for `count` offsets from `first` on, which of them are not erased."""
     left = np.ones(count, np.bool_)
-    for begin, last in gone:
+    for begin, last in erased_spans:
         left[max(begin - first, 0) : last + 1 - first] = False
     return left
 

@@ -19,11 +19,14 @@ class ErasedOffsets:
 
         For a queue that was deleted, alone or with its topic, `low` is 0 while the log has records of that time.
         """
-        queue, was_gone = self._queues.get(topic, queue_id), self._records.gone_below(topic) > self._log.min_offset
+        queue, was_deleted = (
+            self._queues.get(topic, queue_id),
+            self._records.deleted_up_to(topic) > self._log.min_offset,
+        )
         end = self._last_end(topic, queue_id)
         if queue is None:
-            return 0, end if was_gone else 0
-        return 0 if was_gone else queue.first_here(self._log.min_offset), end
+            return 0, end if was_deleted else 0
+        return 0 if was_deleted else queue.first_here(self._log.min_offset), end
 
     def _last_end(self, topic: str, queue_id: int) -> int:
         """Return the offset behind the last record that is or was here; a raised queue continues higher."""

@@ -15,7 +15,7 @@ class StoreNotWritable(StoreError):
     """The store accepts no messages: it is not loaded, it is shut down, or a sync failed."""
 
 
-class LogIsCut(StoreNotWritable):
+class TruncationRunning(StoreNotWritable):
     """A truncation of the diverged tail is in progress; until it is done the store rejects all changes."""
 
 

@@ -331,7 +331,7 @@ class KeyIndex:
         try:
             self._disk.create_preallocated(path, size)
         except OSError as error:
-            self._say_skipped(path, error)
+            self._log_skipped(path, error)
             return None
         header = (_MAGIC, _VERSION, config.index_slots, config.index_entries, 1, 0, 0, 0, 0)
         try:
@@ -339,12 +339,12 @@ class KeyIndex:
             self.files.append(IndexFile(path, self._disk))
         except OSError as error:  # for example, too many open files
             self._disk.remove(path)  # no start could read it without its header
-            self._say_skipped(path, error)
+            self._log_skipped(path, error)
             return None
         self._skipping = False
         return self.files[-1]
 
-    def _say_skipped(self, path: Path, error: OSError) -> None:
+    def _log_skipped(self, path: Path, error: OSError) -> None:
         if not self._skipping:
             log.warning("%s can't be made, keys are not indexed for now: %s", path, error)
         self._skipping = True

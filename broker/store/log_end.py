@@ -341,10 +341,10 @@ class LogEnd:
             self._start_file(self.file.end)
 
     def base_above(self, physical_offset: int) -> int:
-        """Return the base of the file in which `go_on_at` continues."""
+        """Return the base of the file in which `continue_at` continues."""
         return max(physical_offset, self.file.end if self.file is not None else 0)
 
-    def go_on_at(self, physical_offset: int) -> None:
+    def continue_at(self, physical_offset: int) -> None:
         """Continue in a new file at or above an offset beyond the end, also on a slave. Raises StoreFull."""
         self.check_usable()
         self._start_file(self.base_above(physical_offset))

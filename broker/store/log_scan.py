@@ -56,7 +56,7 @@ class RecoveryReport:
     end: int = 0
     records: int = 0
     records_without_crc: int = 0
-    cut_bytes: int = 0
+    truncated_bytes: int = 0
     reason: str = ""
 
 

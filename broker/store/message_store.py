@@ -194,7 +194,7 @@ class MessageStore:
             position = physical_offset - file.base
             record = decode_record(memoryview(file.map)[position : position + size])
             queue = self.queues.get(record.topic, record.queue_id)
-            if queue is not None and physical_offset >= self.queues.gone_below(record.topic):
+            if queue is not None and physical_offset >= self.queues.deleted_up_to(record.topic):
                 yield physical_offset + size, [(queue, record.queue_offset, tags_code)], ()
 
     # -- role
@@ -309,7 +309,7 @@ class MessageStore:
         self.truncations.begin()
         try:
             yield from self._hide_above(to, shown)
-            yield from self._cut()
+            yield from self._truncate()
         except (OSError, StoreError) as error:
             self.end.fail(error if isinstance(error, OSError) else OSError(str(error)))
             raise StoreNotWritable(f"the log could not be truncated to {to}: {error}") from error
@@ -328,7 +328,7 @@ class MessageStore:
             if number % _QUEUES_AT_ONCE == 0:
                 yield nothing
 
-    def _cut(self) -> Parts[None]:
+    def _truncate(self) -> Parts[None]:
         """Let a successor recover the directory on a thread, as at a start, and adopt its state.
 
         Between the parts this store is unchanged on the event loop, because `TruncationState.check_whole` rejects
@@ -344,8 +344,8 @@ class MessageStore:
             self.queue_changes.save_deletions()
             # in the order in which a checkpoint acquires them, because it may sync the log
             with (
-                self.checkpoints.standing_still(),
-                self.queues.removal.standing_still(),
+                self.checkpoints.pause_lock(),
+                self.queues.removal.pause_lock(),
                 self.log.unchanged(),
                 self.log.files_stay(),
             ):
@@ -359,7 +359,7 @@ class MessageStore:
         yield recover
         self.end.check_not_failed()
         successor = found[0]
-        with self.visibility.standing_still():  # the old log is synced, so no flush holds the lock for long
+        with self.visibility.pause_lock():  # the old log is synced, so no flush holds the lock for long
             self.log.exchange(successor.log)
             self._tails.exchange(successor._tails)
             self.queues.exchange(successor.queues)
@@ -572,5 +572,5 @@ class MessageStore:
         self.truncations.check_whole()
         assert self.end.appended == end, "nothing is appended while the log restarts"
         self.replica.forget()
-        self.end.go_on_at(physical_offset)
+        self.end.continue_at(physical_offset)
         yield from self.checkpoint_parts()

@@ -48,7 +48,7 @@ class QueueChanges:
         self._erased_offsets, self._raises = erased_offsets, QueueRaises(queues)
         self._has_uncovered_raises = False  # no checkpoint was written since queues were raised
 
-    def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
+    def delete_topic(self, topic: str, *, restart_at_zero: bool = False, below: int | None = None) -> None:
         """Drop a topic's queues.
 
         Its records stay in the log until their files are evicted, but belong to no topic any longer.
@@ -58,16 +58,16 @@ class QueueChanges:
         A slave drops only records `below` the physical offset at which its master deleted the topic: the topic may have
         been created again since.
 
-        If the topic is created again, its queues continue at their end offsets. With `begin_again` they start at 0. The
-        caller may allow that only if nothing outside this store knows the offsets that are then assigned again. The
+        If the topic is created again, its queues continue at their end offsets. With `restart_at_zero` they start at 0.
+        The caller may allow that only if nothing outside this store knows the offsets that are then assigned again. The
         members of a set know them, so a set never starts at 0.
         """
         self._truncations.check_whole()
         if not self._queues.of_topic(topic):
             return
-        begin_again = begin_again and self._visibility.set_has is None
+        restart_at_zero = restart_at_zero and self._visibility.set_has is None
         below = self._end.appended if below is None else min(below, self._end.appended)
-        self._queues.delete(topic, below, begin_again=begin_again)
+        self._queues.delete(topic, below, restart_at_zero=restart_at_zero)
 
     def save_deletions(self) -> None:
         """Return when all deletions decided so far are durable, so that a start finds none of their queues; any thread.
@@ -223,20 +223,20 @@ class QueueChanges:
         for topic, queues in ends.items():
             known = self._queues.by_id(topic)
             lacking = {queue_id: end for queue_id, end in queues.items() if end and queue_id not in known}
-            if lacking and self._queues.gone_below(topic) <= log_end:
+            if lacking and self._queues.deleted_up_to(topic) <= log_end:
                 missing[topic] = lacking
         run_here(self.create_queues_parts(missing, by_image=True))
 
-    def raise_queues(self, following: Mapping[str, Mapping[int, int]], *, said_at: int | None = None) -> None:
+    def raise_queues(self, following: Mapping[str, Mapping[int, int]], *, record_end: int | None = None) -> None:
         """Let queues continue at offsets above those that the archive may have assigned; hide lower local messages.
 
-        On a slave a record of the master sets the offsets; it ends at `said_at`. Messages from these offsets on
+        On a slave a record of the master sets the offsets; it ends at `record_end`. Messages from these offsets on
         stay visible. Repeatable.
         """
-        run_here(self.raise_queues_parts(following, said_at=said_at))
+        run_here(self.raise_queues_parts(following, record_end=record_end))
 
     def raise_queues_parts(
-        self, following: Mapping[str, Mapping[int, int]], *, said_at: int | None = None
+        self, following: Mapping[str, Mapping[int, int]], *, record_end: int | None = None
     ) -> Parts[None]:
         """Do `raise_queues`; the yielded parts have to run on a thread."""
         yield from self.create_queues_parts(following)
@@ -246,16 +246,16 @@ class QueueChanges:
             self._queues.show_to(piece)
             for topic, offsets in piece.items():
                 has_changed |= self._queues.hide_below(topic, offsets)
-            if said_at is not None:
-                has_changed |= self.remember_raised(piece, said_at)
+            if record_end is not None:
+                has_changed |= self.remember_raised(piece, record_end)
             yield nothing
         if has_changed:
             yield partial(self._queues.records.write, self._queues.records.image())
 
-    def remember_raised(self, following: Mapping[str, Mapping[int, int]], said_at: int) -> bool:
-        """Record that the log raises queues, in a record that ends at `said_at`; return whether this is new.
+    def remember_raised(self, following: Mapping[str, Mapping[int, int]], record_end: int) -> bool:
+        """Record that the log raises queues, in a record that ends at `record_end`; return whether this is new.
 
         Nothing lowers them while the log has the record. Durable once the state is saved.
         """
         self._truncations.check_whole()
-        return self._raises.remember_raised(following, said_at)
+        return self._raises.remember_raised(following, record_end)

@@ -53,7 +53,7 @@ class QueueLoading:
 
     def _is_left_over(self, queue: ConsumeQueue) -> bool:
         """Return whether all loaded entries belong to a deleted topic; the log still has any that came since."""
-        mark = self._records.gone_below(queue.topic)
+        mark = self._records.deleted_up_to(queue.topic)
         if not mark:
             return False
         if queue.used_end:
@@ -95,7 +95,7 @@ class QueueLoading:
             used_end = queue.used_end
             end = max(used_end, self._records.raised_to(queue.topic, queue.queue_id))
             if end > used_end:
-                end += queue.would_look_lost(end)
+                end += queue.would_seem_lost(end)
             if used_end and queue.end != end:
                 queue.go_to(end)
                 queue.visible = queue.end

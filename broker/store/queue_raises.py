@@ -37,7 +37,7 @@ class QueueRaises:
             for topic, queue_id, offset in _each(piece):
                 queue = self._queues.get(topic, queue_id)
                 if queue is not None and queue.files and queue.end < offset:
-                    self._go_on_behind_a_hole(queue, offset)
+                    self._continue_behind_a_hole(queue, offset)
             yield nothing
 
     def _begins_without_file(self, topic: str, queue_id: int, offset: int) -> bool:
@@ -68,21 +68,21 @@ class QueueRaises:
                     (self._queues.get(topic, queue_id) or self._queues.add(topic, queue_id)).begin_at(offset)
             yield nothing
 
-    def _go_on_behind_a_hole(self, queue: ConsumeQueue, next_offset: int) -> None:
+    def _continue_behind_a_hole(self, queue: ConsumeQueue, next_offset: int) -> None:
         queue.settle()
-        next_offset += queue.would_look_lost(next_offset)
+        next_offset += queue.would_seem_lost(next_offset)
         queue.create(next_offset)
         queue.visible = next_offset
         self._queues.mark_dirty(queue)
 
-    def remember_raised(self, following: Mapping[str, Mapping[int, int]], said_at: int) -> bool:
-        """Record that the log, up to the physical offset `said_at`, raises queues; return whether this is new.
+    def remember_raised(self, following: Mapping[str, Mapping[int, int]], record_end: int) -> bool:
+        """Record that the log, up to the physical offset `record_end`, raises queues; return whether this is new.
 
         Queues of a topic that was deleted again are skipped: they continue at their former ends. Durable once the
         state is saved.
         """
         new = [
-            self._records.raise_by_record(topic, queue_id, offset, said_at)
+            self._records.raise_by_record(topic, queue_id, offset, record_end)
             for topic, queue_id, offset in _each(following)
             if self._queues.get(topic, queue_id) is not None
         ]

@@ -61,15 +61,15 @@ class QueueRecords:
 
     def raised_to(self, topic: str, queue_id: int) -> int:
         """Return the highest offset to which records of the log, or a state image, raise a queue."""
-        said = self._state.raised.get(topic, {}).get(str(queue_id), [])
-        return max((offset for offset, _ in said), default=0)
+        records = self._state.raised.get(topic, {}).get(str(queue_id), [])
+        return max((offset for offset, _ in records), default=0)
 
     @property
     def gone(self) -> Mapping[str, int]:
-        """`gone_below` of all topics with a deleted predecessor."""
+        """`deleted_up_to` of all topics with a deleted predecessor."""
         return self._state.deleted
 
-    def gone_below(self, topic: str) -> int:
+    def deleted_up_to(self, topic: str) -> int:
         """Return the physical offset below which a topic's records belong to a deleted topic of its name; 0 if none."""
         return self._state.deleted.get(topic, 0)
 
@@ -165,18 +165,18 @@ class QueueRecords:
         """Drop the requested minimum offset of a queue that no longer exists."""
         self._state.floors.get(topic, {}).pop(str(queue_id), None)
 
-    def raise_by_record(self, topic: str, queue_id: int, offset: int, said_at: int) -> bool:
-        """Record that the log, up to the physical offset `said_at`, raises a queue; return whether this is new.
+    def raise_by_record(self, topic: str, queue_id: int, offset: int, record_end: int) -> bool:
+        """Record that the log, up to the physical offset `record_end`, raises a queue; return whether this is new.
 
         Only offsets higher than all earlier ones are kept: a lower one is redundant, because every truncation that
         removes the higher one removes it too.
         """
-        said = self._state.raised.get(topic, {}).get(str(queue_id), [])
-        if any(to >= offset and at <= said_at for to, at in said):
+        records = self._state.raised.get(topic, {}).get(str(queue_id), [])
+        if any(to >= offset and at <= record_end for to, at in records):
             return False
-        below = [one for one in said if one[1] < said_at]
-        above = [one for one in said if one[1] > said_at and one[0] > offset]
-        self._state.raised.setdefault(topic, {})[str(queue_id)] = [*below, (offset, said_at), *above]
+        below = [one for one in records if one[1] < record_end]
+        above = [one for one in records if one[1] > record_end and one[0] > offset]
+        self._state.raised.setdefault(topic, {})[str(queue_id)] = [*below, (offset, record_end), *above]
         return True
 
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> bool:
@@ -216,7 +216,7 @@ class QueueRecords:
         """
         state, names = self._state, {str(queue_id) for queue_id in kept}
         raised = {name: queues for name, queues in state.raised.items() if name != topic}
-        of_kept = {name: said for name, said in state.raised.get(topic, {}).items() if name in names}
+        of_kept = {name: records for name, records in state.raised.get(topic, {}).items() if name in names}
         if left := _raises_in(of_kept, lambda at: at > below):
             raised[topic] = left
         ended = {name: queues for name, queues in state.ended.items() if name != topic}
@@ -319,5 +319,5 @@ def _raises_in(
     queues: Mapping[str, Sequence[tuple[int, int]]], is_there: Callable[[int], bool]
 ) -> dict[str, list[tuple[int, int]]]:
     """Return the entries of `raised` whose records still exist; queues without any are omitted."""
-    found = {name: [one for one in said if is_there(one[1])] for name, said in queues.items()}
-    return {name: said for name, said in found.items() if said}
+    found = {name: [one for one in records if is_there(one[1])] for name, records in queues.items()}
+    return {name: records for name, records in found.items() if records}

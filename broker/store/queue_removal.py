@@ -127,14 +127,14 @@ class QueueRemoval:
         """Return whether deleted queues of this topic are still in its directory."""
         return topic in self._topics
 
-    def standing_still(self) -> Lock:
+    def pause_lock(self) -> Lock:
         """Return a lock; while it is held, no thread removes anything."""
         return self._running
 
     def leave(self) -> None:
         """Stop removing, because another object continues with the same directory.
 
-        The caller holds `standing_still`.
+        The caller holds `pause_lock`.
         """
         self._is_left = True
 

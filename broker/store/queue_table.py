@@ -47,10 +47,10 @@ class QueueTable:
         self._root = config.root / "consumequeue"
         self.removal = QueueRemoval(config, disk, new_lock)
         self._maps = MappedFiles(config.mapped_queue_files, disk, self.removal)
-        self.rooms = self._maps.rooms
+        self.file_budget = self._maps.file_budget
         self.records = QueueRecords(file or QueueStateFile(config.root, disk, new_lock))
         #: As in `records`; each read calls them.
-        self.gone_below, self.ended_at = self.records.gone_below, self.records.ended_at
+        self.deleted_up_to, self.ended_at = self.records.deleted_up_to, self.records.ended_at
         self.loaded_below = 0  # the records of all topics without a known tail are below this physical offset
         self._by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: list[ConsumeQueue] = []
@@ -69,7 +69,7 @@ class QueueTable:
         """
         self.removal, other.removal = other.removal, self.removal
         self._maps, other._maps = other._maps, self._maps
-        self._maps.rooms = self.rooms
+        self._maps.file_budget = self.file_budget
         self.records.adopt(other.records)
         self.loaded_below = other.loaded_below
         self.by_name, other.by_name = other.by_name, self.by_name
@@ -146,7 +146,7 @@ class QueueTable:
 
     def create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Create the queue of a first message, above the end of a deleted one. Raises as a put does, or NotThisTurn."""
-        self.rooms.take()
+        self.file_budget.take()
         self.records.keep(topic)  # the queue continues above its former end, so the disk must know that end
         self._save_deletion_of(topic)
         first = self.ended_at(topic, queue_id)
@@ -191,7 +191,7 @@ class QueueTable:
             queue.go_to(offset)
         return queue
 
-    def begin_again(self, topic: str, queue_id: int) -> None:
+    def restart_at_zero(self, topic: str, queue_id: int) -> None:
         """Drop the queues of a topic that an Apache master deleted, after this queue's last record, and created again.
 
         Other queues of the topic are dropped too, unless they have records from above that one. Those restart on their
@@ -200,11 +200,11 @@ class QueueTable:
         queue = self.by_name[topic, queue_id]
         last = queue.entry(queue.used_end - 1)
         assert last is not None, "a queue that ends above 0 has a last entry"
-        self.delete(topic, max(last[0] + last[1], self.gone_below(topic)), begin_again=True)
+        self.delete(topic, max(last[0] + last[1], self.deleted_up_to(topic)), restart_at_zero=True)
 
     # -- deletion
 
-    def delete(self, topic: str, below: int, *, begin_again: bool) -> None:
+    def delete(self, topic: str, below: int, *, restart_at_zero: bool) -> None:
         """Drop the queues of a topic, whose records below a physical offset no longer belong to it.
 
         Queues with messages from above that offset stay, because the topic was created again meanwhile. This does no
@@ -212,21 +212,21 @@ class QueueTable:
         topic is created.
         """
         queues = self.of_topic(topic)
-        gone = (
+        deleted = (
             [queue for queue in queues if not has_from(queue, below)] if self._may_have_from(topic, below) else queues
         )
-        kept = {queue.queue_id for queue in queues} - {queue.queue_id for queue in gone}
+        kept = {queue.queue_id for queue in queues} - {queue.queue_id for queue in deleted}
         ends: dict[int, int] | None = None
-        if not begin_again:
-            ends = {queue.queue_id: queue.end for queue in gone}
+        if not restart_at_zero:
+            ends = {queue.queue_id: queue.end for queue in deleted}
             ends |= {queue_id: self.by_name[topic, queue_id].first_at(below) for queue_id in kept}
         image = self.records.delete(topic, below, kept, ends)
-        self._maps.take_out(gone)
-        for queue in gone:
+        self._maps.take_out(deleted)
+        for queue in deleted:
             self.drop(queue)
         self._dirty = [queue for queue in self._dirty if queue.topic != topic or queue.queue_id in kept]
-        names = {str(queue.queue_id) for queue in gone} if kept else None
-        self.removal.add(topic, names, state=image.number, open_queues=gone)
+        names = {str(queue.queue_id) for queue in deleted} if kept else None
+        self.removal.add(topic, names, state=image.number, open_queues=deleted)
 
     def _may_have_from(self, topic: str, below: int) -> bool:
         """Return whether a queue of the topic may have a record at or above the offset, without checking each."""
@@ -253,7 +253,7 @@ class QueueTable:
         return self.records.image_without(
             topic
             for topic in topics
-            if topic not in self._by_topic and self.gone_below(topic) <= self._log.min_offset
+            if topic not in self._by_topic and self.deleted_up_to(topic) <= self._log.min_offset
             if not self.removal.is_pending_of(topic)  # a start needs its mark to find what has to be removed
         )
 
@@ -275,7 +275,7 @@ class QueueTable:
 
     def minimum(self, queue: ConsumeQueue) -> int:
         """Return the lowest offset that the local log has and that is not hidden."""
-        return queue.min_offset(max(self._log.min_offset, self.gone_below(queue.topic)))
+        return queue.min_offset(max(self._log.min_offset, self.deleted_up_to(queue.topic)))
 
     def shows(self, topic: str, queue_id: int, offset: int, physical_offset: int) -> bool:
         """Return whether readers may get a message of the local log: the one rule for every request.
@@ -287,7 +287,7 @@ class QueueTable:
         queue = self.get(topic, queue_id)
         return (
             queue is not None
-            and physical_offset >= self.gone_below(topic)
+            and physical_offset >= self.deleted_up_to(topic)
             and self.minimum(queue) <= offset < queue.visible
             and erased.behind(queue.erased, offset) == offset
         )

@@ -89,22 +89,22 @@ def read(  # noqa: PLR0912, PLR0917 - as `StoreReader.get`; each case costs a co
         if offset <= queue.end:
             return _not_shown_yet(offset, minimum, maximum)
         return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
-    gone = queue.erased
-    if gone and (shown := erased.behind(gone, offset)) != offset:
+    erased_spans = queue.erased
+    if erased_spans and (shown := erased.behind(erased_spans, offset)) != offset:
         # As for a gap of the archive: readers skip it at once.
         return GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, min(shown, maximum), minimum, maximum)
     limit = max_count if tag_codes is None else scan_entries
-    if gone:
-        gone = erased.meeting(gone, offset, offset + max(limit, 1))
+    if erased_spans:
+        erased_spans = erased.meeting(erased_spans, offset, offset + max(limit, 1))
     for first, view in queue.slices(offset, min(maximum, offset + max(limit, 1))):
         if first != offset:
             break
-        if tag_codes is None and not gone:
+        if tag_codes is None and not erased_spans:
             entries = list(QUEUE_ENTRY.iter_unpack(view))
             buffers, count = _slices(log, entries, max_bytes)
             following = offset + count
         else:
-            matches = _matches(view, tag_codes, offset, gone)
+            matches = _matches(view, tag_codes, offset, erased_spans)
             entries = [QUEUE_ENTRY.unpack_from(view, index * QUEUE_ENTRY_SIZE) for index in matches[:max_count]]
             buffers, count = _slices(log, entries, max_bytes)
             following = offset + (matches[count] if count < len(matches) else len(view) // QUEUE_ENTRY_SIZE)
@@ -123,7 +123,7 @@ def _not_shown_yet(offset: int, minimum: int, maximum: int) -> GetResult:
     return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
 
 
-def _matches(view: memoryview, codes: frozenset[int] | None, first: int, gone: erased.Spans) -> list[int]:
+def _matches(view: memoryview, codes: frozenset[int] | None, first: int, erased_spans: erased.Spans) -> list[int]:
     """Return the indexes of the entries with these codes, or of all if None, without erased ones.
 
     `first` is the offset of the first entry.
@@ -136,8 +136,8 @@ def _matches(view: memoryview, codes: frozenset[int] | None, first: int, gone: e
         found = tags == code
     else:
         found = np.isin(tags, list(codes))
-    if gone:
-        found &= erased.left_of(len(tags), first, gone)
+    if erased_spans:
+        found &= erased.left_of(len(tags), first, erased_spans)
     return list(np.flatnonzero(found).tolist())
 
 
@@ -199,8 +199,8 @@ def record_at(log: CommitLog, physical_offset: int, confirmed: int) -> bytes | N
         return None
     position = physical_offset - file.base
     size, magic = SIZE_AND_MAGIC.unpack_from(file.map, position)
-    (said,) = LONG.unpack_from(file.map, position + PHYSICAL_OFFSET_AT)
-    if magic not in {MAGIC_V1, MAGIC_V2} or said != physical_offset or physical_offset + size > limit:
+    (stored_offset,) = LONG.unpack_from(file.map, position + PHYSICAL_OFFSET_AT)
+    if magic not in {MAGIC_V1, MAGIC_V2} or stored_offset != physical_offset or physical_offset + size > limit:
         return None
     return file.map[position : position + size]
 

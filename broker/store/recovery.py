@@ -145,7 +145,7 @@ class Recovery:
         assert last is not None
         log.forget_table(last)
         if not report.clean:
-            report.cut_bytes = zero_above(log, last, scan.position)
+            report.truncated_bytes = zero_above(log, last, scan.position)
             # After this, readers may see the recovered records. After a kill they may be only in the page cache, so
             # sync them.
             for file in log.files:
@@ -177,14 +177,14 @@ class Recovery:
         file.newest_store_time = max(last_time, high_time) if file.topics else 0
 
     def _queue_of(self, record: MessageRecord) -> ConsumeQueue | None:
-        if record.physical_offset < self._queues.gone_below(record.topic):
+        if record.physical_offset < self._queues.deleted_up_to(record.topic):
             return None
         return self._queues.get(record.topic, record.queue_id)
 
     def _accept(self, found: Recovered) -> None:
         record, queues = found.record, self._queues
         self._tails.touch(record.topic, record.physical_offset, record.store_timestamp)
-        if record.physical_offset < queues.gone_below(record.topic):
+        if record.physical_offset < queues.deleted_up_to(record.topic):
             return
         queue = queues.go_to(record.topic, record.queue_id, record.queue_offset)
         assert queue is not None and queue.end == record.queue_offset, "the scan has asked"

@@ -9,7 +9,7 @@ request from the log's end offset gets the whole record again. The first byte th
 LogMismatch. Records before it are stored; the record with it and everything after it are not.
 
 Files end where the master's do, marked by END records. The rest of a file may be sent or not; neve's members omit it.
-The next file begins with the next byte. If it begins higher, behind a hole in the master's log, `go_on_at` is called
+The next file begins with the next byte. If it begins higher, behind a hole in the master's log, `continue_at` is called
 first.
 
 Store times come from the master. They are not checked, because the clock of the next master may be an hour behind.
@@ -19,8 +19,8 @@ still parsed if a file or a queue has to be prepared first, or if the last recor
 description.
 
 A queue may continue at a higher offset than it ended, because the master's queue may continue above its archive; never
-at a lower one. The exception is `queues_may_begin_again`: offset 0 of a non-empty queue is then the first message of a
-topic that was deleted and created again.
+at a lower one. The exception is `queues_may_restart_at_zero`: offset 0 of a non-empty queue is then the first message
+of a topic that was deleted and created again.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class ReplicaAppender:
         self._end, self._queues, self._index = end, queues, index
         self._tails, self._visibility = tails, visibility
         self._code_of, self._coded_topics = config.code_of, config.coded_topics
-        self._may_begin_again = config.queues_may_begin_again
+        self._may_restart_at_zero = config.queues_may_restart_at_zero
         self._max_record = config.max_message_size + _RECORD_OVERHEAD
         self._names: dict[bytes, _Topic] = {}
         # Offset of the next byte of the stream; first part of a record, and the size up to which bytes must be
@@ -136,7 +136,7 @@ class ReplicaAppender:
         self._next, self._wanted = -1, 0
         self._held.clear()
 
-    def go_on_at(self, physical_offset: int) -> None:
+    def continue_at(self, physical_offset: int) -> None:
         """Continue at the begin of the master's next file, above the end of this log. Raises StoreFull or LogMismatch.
 
         This log must end at the end of a file.
@@ -237,12 +237,12 @@ class ReplicaAppender:
         end.make_followed_room()
         topic, queue_id, offset = record.topic, record.queue_id, record.queue_offset
         self._keep_name(topic)
-        if record.physical_offset < queues.gone_below(topic):
+        if record.physical_offset < queues.deleted_up_to(topic):
             return
         try:
             queue = queues.go_to(topic, queue_id, offset)
-            if queue is None and offset == 0 and self._may_begin_again:
-                queues.begin_again(topic, queue_id)
+            if queue is None and offset == 0 and self._may_restart_at_zero:
+                queues.restart_at_zero(topic, queue_id)
                 queue = queues.go_to(topic, queue_id, offset)
         except MessageIllegal as error:
             raise self._wrong(str(error)) from error
@@ -304,40 +304,48 @@ class ReplicaAppender:
         """
         end, file = self._end, self._end.file
         try:
-            told = described.told(description, data)
+            parse_description = described.parse_description(description, data)
         except described.Damaged as fault:
             raise self._wrong(str(fault)) from fault
         if file is None or file.writer is None or at != end.appended:
             return False
-        if end.position + len(data) > file.size - END_SIZE or file.crc_position + len(told.crc_entries) > file.crc_size:
+        if (
+            end.position + len(data) > file.size - END_SIZE
+            or file.crc_position + len(parse_description.crc_entries) > file.crc_size
+        ):
             return False
-        if told.marks[0] != end.position + 1:
+        if parse_description.marks[0] != end.position + 1:
             return False  # the CRC entries are for a file that begins elsewhere
-        run = self._told_run(told, data)
+        run = self._described_run(parse_description, data)
         if run is None:
             return False
-        self._write(run, data, told.crc_entries)
+        self._write(run, data, parse_description.crc_entries)
         return True
 
-    def _told_run(self, told: described.Told, data: bytes | memoryview) -> _Run | None:
+    def _described_run(self, parse_description: described.ParsedDescription, data: bytes | memoryview) -> _Run | None:
         """Return a run with its queue entries; None if a file or queue has to be prepared first. Raises LogMismatch."""
-        end, marks, size = self._end, told.marks, len(data)
+        end, marks, size = self._end, parse_description.marks, len(data)
         sizes = list(map(sub, (*marks[1:], marks[0] + size), marks))
         begin = end.appended
-        if min(sizes) < RECORD_SIZE_MIN or (told.keys and not begin <= min(told.keys) <= max(told.keys) < begin + size):
+        if min(sizes) < RECORD_SIZE_MIN or (
+            parse_description.keys
+            and not begin <= min(parse_description.keys) <= max(parse_description.keys) < begin + size
+        ):
             raise self._wrong("the positions of the records differ from the description")
-        queues = self._told_queues(told)
+        queues = self._described_queues(parse_description)
         if queues is None or max(sizes) > self._max_record:
             return None
-        run, shift = _Run(told.store_time, end.high_time), begin - end.position - 1
+        run, shift = _Run(parse_description.store_time, end.high_time), begin - end.position - 1
         starts, shown = [shift + mark for mark in marks], run.shown
-        lasts = [told.whose.rfind(number) for number in range(len(queues))]
+        lasts = [parse_description.whose.rfind(number) for number in range(len(queues))]
         for number, (queue, last) in enumerate(zip(queues, lasts, strict=True)):
             length, _, _, queue_id, _, offset, physical = _unpack_place(data, starts[last] - begin)
-            place = queue.queue_id, queue.end + told.whose.count(number) - 1, starts[last], sizes[last]
+            place = queue.queue_id, queue.end + parse_description.whose.count(number) - 1, starts[last], sizes[last]
             if place != (queue_id, offset, physical, length):
                 return None
-        for whose, start, length, code in zip(told.whose, starts, sizes, told.codes, strict=True):
+        for whose, start, length, code in zip(
+            parse_description.whose, starts, sizes, parse_description.codes, strict=True
+        ):
             queue = queues[whose]
             entry_position, offset = queue.position, queue.end
             assert queue.map is not None
@@ -346,21 +354,23 @@ class ReplicaAppender:
             queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, offset + 1
             shown.append((queue, offset, code))
         run.ends = [*starts[1:], begin + size]
-        if told.store_time < end.last_time and end.position:
+        if parse_description.store_time < end.last_time and end.position:
             run.high_time = max(run.high_time, end.last_time)
         for queue, last in zip(queues, lasts, strict=True):
-            run.newest[queue.topic] = max(run.newest.get(queue.topic, (0, 0)), (starts[last], told.store_time))
-        run.hashes, run.places = list(told.hashes), list(told.keys)
-        run.times = [told.store_time] * len(told.hashes)
+            run.newest[queue.topic] = max(
+                run.newest.get(queue.topic, (0, 0)), (starts[last], parse_description.store_time)
+            )
+        run.hashes, run.places = list(parse_description.hashes), list(parse_description.keys)
+        run.times = [parse_description.store_time] * len(parse_description.hashes)
         return run
 
-    def _told_queues(self, told: described.Told) -> list[ConsumeQueue] | None:
+    def _described_queues(self, parse_description: described.ParsedDescription) -> list[ConsumeQueue] | None:
         """Return the queues of described records; None unless all exist, have room, and continue as described."""
         queues, gone, begin = list[ConsumeQueue](), self._queues.records.gone, self._end.appended
-        for number, (name, queue_id, first) in enumerate(told.queues):
+        for number, (name, queue_id, first) in enumerate(parse_description.queues):
             topic = self._names.get(name, _NO_TOPIC)
             queue = self._queues.by_id(topic.name).get(queue_id)
-            room = told.whose.count(number) * QUEUE_ENTRY_SIZE
+            room = parse_description.whose.count(number) * QUEUE_ENTRY_SIZE
             if topic is _NO_TOPIC or queue is None or queue.end != first or queue in queues:
                 return None
             if not room or queue.map is None or queue.position + room > queue.limit or begin < gone.get(topic.name, 0):
@@ -381,7 +391,7 @@ class ReplicaAppender:
         room = (file.crc_size - file.crc_position) // CRC_ENTRY_SIZE
         at, name, topic, stored = start, b"", _NO_TOPIC, _NO_TOPIC
         queues: Mapping[int, ConsumeQueue] = {}
-        while room and (found := _look(data, view, at, length)) is not None:
+        while room and (found := _parse(data, view, at, length)) is not None:
             body_at, topic_at, name_at, name_end, following, queue_id, offset, physical, store_time = found
             if data[name_at:name_end] != name:
                 name = data[name_at:name_end]
@@ -468,10 +478,10 @@ class _Run:
 
 # Begin of the body, of the topic's length, of the topic, of the properties' length, and of the next record; then queue
 # id, queue offset, physical offset and store time. A tuple, because an object would cost more than all the checks.
-_Look = tuple[int, int, int, int, int, int, int, int, int]
+_Parsed = tuple[int, int, int, int, int, int, int, int, int]
 
 
-def _look(data: bytes, view: memoryview, at: int, length: int) -> _Look | None:
+def _parse(data: bytes, view: memoryview, at: int, length: int) -> _Parsed | None:
     """Return the fields of the record at a position; None if no complete and valid record begins there."""
     if length - at < RECORD_SIZE_MIN:
         return None

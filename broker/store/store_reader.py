@@ -118,10 +118,10 @@ class StoreReader:
         in which the clock was set back. The search restarts if the queue was replaced meanwhile.
         """
         wanted = timestamp + 1 if upper else timestamp
-        searched, cuts, at = None, self._truncations.count, 0
+        searched, truncation_count, at = None, self._truncations.count, 0
         while (queue := self._queues.get(topic, queue_id)) is not None:
-            if queue is not searched or cuts != self._truncations.count:
-                searched, cuts, at = queue, self._truncations.count, 0
+            if queue is not searched or truncation_count != self._truncations.count:
+                searched, truncation_count, at = queue, self._truncations.count, 0
             minimum = self._queues.minimum(queue)
             at, is_found = reading.first_stored(self._log, queue, max(minimum, at), wanted)
             if is_found:
@@ -206,17 +206,17 @@ class StoreReader:
         self._index.build()
         limit, text = min(max_num, _QUERY_LIMIT), key.encode("utf-8", "surrogatepass")
         hits: list[bytes] = []
-        looked = in_step = size = 0
+        examined = in_step = size = 0
         for place in self._index.find(topic, key, begin, end):
             if place is None or in_step >= QUERY_STEP or size >= _QUERY_STEP_BYTES:
                 in_step = size = 0
                 yield
-            if place is None or place < self._queues.gone_below(topic):
+            if place is None or place < self._queues.deleted_up_to(topic):
                 continue
-            looked += 1
+            examined += 1
             in_step += 1
             store_time = reading.store_time_at(self._log, place)
-            if looked > QUERY_LOOKS_MAX:
+            if examined > QUERY_LOOKS_MAX:
                 return KeyHits(hits, store_time)
             if not begin <= store_time <= end:
                 continue
@@ -276,7 +276,7 @@ class StoreReader:
         None marks the end of each queue, also of one without entries.
         """
         # the files of a queue may still have entries of evicted log files
-        start = max(start_phys, self._queues.gone_below(topic), self._log.min_offset)
+        start = max(start_phys, self._queues.deleted_up_to(topic), self._log.min_offset)
         for queue in self._queues.of_topic(topic):
             yield from reading.entry_slices(queue, queue.first_at(start), queue.first_at(end_phys), most)
             yield None
@@ -292,7 +292,7 @@ class StoreReader:
         included.
         """
         ends = {
-            topic: self._queues.gone_below(topic) if self._queues.of_topic(topic) else self._end.appended
+            topic: self._queues.deleted_up_to(topic) if self._queues.of_topic(topic) else self._end.appended
             for topic in topics
         }
         return {topic: end for topic, end in ends.items() if end > self._log.min_offset}

@@ -27,7 +27,7 @@ import msgspec
 
 from broker.store import reading
 from broker.store.commit_log import CommitLog
-from broker.store.errors import LogIsCut, LogMismatch, StoreCorrupt, StoreError, StoreFull, TruncationRefused
+from broker.store.errors import LogMismatch, StoreCorrupt, StoreError, StoreFull, TruncationRefused, TruncationRunning
 from broker.store.log_records import is_record_start
 from infra import failpoint
 from infra.disk.filesystem import Disk, OutOfDescriptors
@@ -74,7 +74,7 @@ class TruncationState:
     def check_whole(self) -> None:
         """Raise LogIsCut during a truncation."""
         if self.is_running:
-            raise LogIsCut("the log is being truncated: the store accepts no change until that is done")
+            raise TruncationRunning("the log is being truncated: the store accepts no change until that is done")
 
     def when_whole(self, callback: Callable[[], None]) -> None:
         """Call back when no truncation is in progress; immediately if there is none."""

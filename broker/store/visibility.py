@@ -67,7 +67,7 @@ class Visibility:
     def take_over(self, other: Visibility) -> None:
         """Adopt the visibility of another object, whose log and queues now belong to this store.
 
-        Messages that were confirmed meanwhile become visible. The caller holds `standing_still`.
+        Messages that were confirmed meanwhile become visible. The caller holds `pause_lock`.
         """
         confirmed = min(self._set_has, other.synced)
         self._hidden, self._shown, self._set_has = other._hidden, other._shown, other._set_has
@@ -89,7 +89,7 @@ class Visibility:
                 queue.visible = min(queue.visible, queue_offset)
             self._hidden.append(run)
 
-    def standing_still(self) -> Lock:
+    def pause_lock(self) -> Lock:
         """Return a lock; while it is held, no thread syncs the log."""
         return self._flushing
 

@@ -63,7 +63,7 @@ class TopicPut(_Change, tag="topic", frozen=True):
     version: dict[str, int]
 
 
-class TopicGone(_Change, tag="topic gone", frozen=True):
+class TopicDeleted(_Change, tag="topic gone", frozen=True):
     """A topic is deleted; `ends` are the end offsets of its queues."""
 
     topic: str
@@ -79,7 +79,7 @@ class GroupPut(_Change, tag="group", frozen=True):
     version: dict[str, int]
 
 
-class GroupGone(_Change, tag="group gone", frozen=True):
+class GroupDeleted(_Change, tag="group gone", frozen=True):
     """A group is deleted, on request with its committed offsets."""
 
     group: str
@@ -128,7 +128,7 @@ class UserPut(_Change, tag="user", frozen=True):
     user: dict[str, Any]
 
 
-class UserGone(_Change, tag="user gone", frozen=True):
+class UserDeleted(_Change, tag="user gone", frozen=True):
     """A user is deleted."""
 
     name: str
@@ -141,7 +141,7 @@ class PoliciesPut(_Change, tag="policies", frozen=True):
     policies: list[dict[str, Any]]
 
 
-class PoliciesGone(_Change, tag="policies gone", frozen=True):
+class PoliciesDeleted(_Change, tag="policies gone", frozen=True):
     """All policies of a subject are deleted."""
 
     subject: str
@@ -172,11 +172,11 @@ class ArchiveSettled(_Change, tag="settled", frozen=True):
 
 
 Change = (
-    TopicPut | TopicGone | GroupPut | GroupGone | GroupForbidden | ModePut | OffsetsReset | OffsetsCopied
-    | UserPut | UserGone | PoliciesPut | PoliciesGone | DelayPositions | QueuesRaised | RowsErased
+    TopicPut | TopicDeleted | GroupPut | GroupDeleted | GroupForbidden | ModePut | OffsetsReset | OffsetsCopied
+    | UserPut | UserDeleted | PoliciesPut | PoliciesDeleted | DelayPositions | QueuesRaised | RowsErased
     | ArchiveSettled
 )  # fmt: skip
-UserChange = UserPut | UserGone | PoliciesPut | PoliciesGone
+UserChange = UserPut | UserDeleted | PoliciesPut | PoliciesDeleted
 _QUEUES: Mapping[type, int] = {DelayPositions: DELAYS, ArchiveSettled: SETTLED}
 KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(Change))
 assert len(KINDS) == len(get_args(Change))

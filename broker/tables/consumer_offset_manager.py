@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from broker.tables.changes import Change, GroupGone, OffsetsCopied, OffsetsReset, TopicGone
+from broker.tables.changes import Change, GroupDeleted, OffsetsCopied, OffsetsReset, TopicDeleted
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import Rows, StateFile, SyncLog
 from infra.disk.filesystem import Disk
@@ -59,7 +59,7 @@ class ConsumerOffsetManager:
         self._pulls: dict[str, dict[int, int]] = {}
         # Offsets of resets by an administrator. Until the next pull receives one, the group's own commits are stale.
         self._resets: dict[str, dict[int, int]] = {}
-        self._on_set: Callable[[str, str, int, int], object] = _nobody_pops
+        self._on_set: Callable[[str, str, int, int], object] = _no_pops
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def subscribe(self, on_set: Callable[[str, str, int, int], object]) -> None:
@@ -196,9 +196,9 @@ class ConsumerOffsetManager:
         change = OffsetsReset(group=group, topic=topic, offsets=dict(offsets))
         self._journal.record(change)
         self.apply(change)
-        yield from self._tell_book(group, topic, offsets)
+        yield from self._report_to_book(group, topic, offsets)
 
-    def _tell_book(self, group: str, topic: str, offsets: Mapping[int, int]) -> Steps[None]:
+    def _report_to_book(self, group: str, topic: str, offsets: Mapping[int, int]) -> Steps[None]:
         for number, (queue, offset) in enumerate(offsets.items(), 1):
             self._on_set(group, topic, queue, offset)
             if number % SLICE == 0:
@@ -227,9 +227,9 @@ class ConsumerOffsetManager:
             change = OffsetsCopied(group=target, topic=topic, offsets=dict(queues))
             self._journal.record(change)
             self.apply(change)
-            yield from self._tell_book(target, topic, change.offsets)
+            yield from self._report_to_book(target, topic, change.offsets)
 
-    def log_standing(self, group: str, topic: str) -> Mapping[int, int]:
+    def log_committed(self, group: str, topic: str) -> Mapping[int, int]:
         """Log the offsets of a group in a topic, and return them by queue.
 
         Slaves then have them without a poll. The record also overrides the answer to an earlier poll. Raises
@@ -251,9 +251,9 @@ class ConsumerOffsetManager:
                 self.count -= len(standing)
                 standing.clear()
                 self._merge(standing, change.offsets)
-            case TopicGone():
+            case TopicDeleted():
                 self.delete_topic(change.topic)
-            case GroupGone(with_offsets=True):
+            case GroupDeleted(with_offsets=True):
                 self.delete_group(change.group)
             case _:
                 return
@@ -315,7 +315,7 @@ class ConsumerOffsetManager:
 
     def clip_steps(self, maximum: Callable[[str, int], int]) -> Steps[list[str]]:
         """Run `clip` in steps; no offset may change meanwhile."""
-        clipped, looked_at = [], 0
+        clipped, examined = [], 0
         for name, queues in list(self._offsets.items()):
             topic = name.partition(SEPARATOR)[0]
             for queue, offset in list(queues.items()):
@@ -323,8 +323,8 @@ class ConsumerOffsetManager:
                 if offset > bound:
                     queues[queue] = bound
                     clipped.append(f"{name} queue {queue}: {offset} → {bound}")
-                looked_at += 1
-                if looked_at % _CLIPPED_AT_ONCE == 0:
+                examined += 1
+                if examined % _CLIPPED_AT_ONCE == 0:
                     yield
         if clipped:
             self.file.touch()
@@ -351,7 +351,7 @@ class ConsumerOffsetManager:
             del self._resets[name]
 
 
-def _nobody_pops(group: str, topic: str, queue: int, offset: int) -> None:
+def _no_pops(group: str, topic: str, queue: int, offset: int) -> None:
     """Ignore a change of an offset: no pop book listens."""
 
 

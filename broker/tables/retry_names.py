@@ -45,8 +45,8 @@ class RetryNames:
         if plus:
             return [Owner(group, topic)]
         owners = [Owner(rest)] if rest in self._groups else []
-        cuts = (at for at, letter in enumerate(rest) if letter == _V1)
-        pairs = (Owner(rest[:at], rest[at + 1 :]) for at in cuts)
+        splits = (at for at, letter in enumerate(rest) if letter == _V1)
+        pairs = (Owner(rest[:at], rest[at + 1 :]) for at in splits)
         return owners + [pair for pair in pairs if pair.group in self._groups and pair.topic in self._topics]
 
     def group_of(self, name: str) -> str:
@@ -93,10 +93,10 @@ class RetryNames:
         group, plus, topic = rest.partition(_V2)
         if plus:
             return [(group, topic)] if self._stands(group, topic) else []
-        cuts = [(rest[:at], rest[at + 1 :]) for at, letter in enumerate(rest) if letter == _V1]
-        return [pair for pair in cuts if self._stands(*pair) and self._is_alone(name, *pair)]
+        splits = [(rest[:at], rest[at + 1 :]) for at, letter in enumerate(rest) if letter == _V1]
+        return [pair for pair in splits if self._stands(*pair) and self._is_alone(name, *pair)]
 
-    def gone_with(self, group: str, topic: str) -> list[str]:
+    def deleted_with(self, group: str, topic: str) -> list[str]:
         """Return the retry topics that denote only this pair; they are deleted with the topic."""
         names = (real_topic(topic, group, version) for version in (RETRY_V1, RETRY_V2))
         found = [name for name in names if name in self._topics and self._is_alone(name, group, topic)]

@@ -217,8 +217,8 @@ class StateFile:
         return at_once(parts) if isinstance(parts, Generator) else parts
 
     def _encode(self, parts: Mapping[str, Any], position: int) -> bytes:
-        stands = {} if self._journal is NO_JOURNAL else {_LOG_OFFSET: position}
-        return encode_table({"neveFormat": FORMAT, **stands, **parts})
+        fields = {} if self._journal is NO_JOURNAL else {_LOG_OFFSET: position}
+        return encode_table({"neveFormat": FORMAT, **fields, **parts})
 
     def _write(self, changes: int, position: int, data: bytes) -> None:
         with self._writing:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from broker.tables.changes import Change, GroupForbidden, GroupGone, GroupPut, row_of
+from broker.tables.changes import Change, GroupDeleted, GroupForbidden, GroupPut, row_of
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import DataVersion, StateFile, SyncLog
 from infra.clock import Clock
@@ -149,9 +149,9 @@ class SubscriptionGroupManager:
         """Log and store a group's settings. Raises BrokerError if the log refuses the record."""
         self._record(GroupPut(config=config.to_wire(), version=self._next_version()))
 
-    def deletion(self, group: str, *, with_offsets: bool) -> GroupGone:
+    def deletion(self, group: str, *, with_offsets: bool) -> GroupDeleted:
         """Return the change that deletes a group. The caller logs it and applies it to all tables."""
-        return GroupGone(group=group, with_offsets=with_offsets, version=self._next_version())
+        return GroupDeleted(group=group, with_offsets=with_offsets, version=self._next_version())
 
     def put_back(self, config: SubscriptionGroupConfig) -> None:
         """Store a group's settings without logging a change, as a restore does."""
@@ -171,7 +171,7 @@ class SubscriptionGroupManager:
             case GroupPut():
                 config = row_of(change.config, SubscriptionGroupConfig)
                 self.groups[config.group_name] = config
-            case GroupGone():
+            case GroupDeleted():
                 self.groups.pop(change.group, None)
                 self._forbidden.pop(change.group, None)
             case GroupForbidden():

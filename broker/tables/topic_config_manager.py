@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from broker.tables.changes import Change, TopicGone, TopicPut, row_of
+from broker.tables.changes import Change, TopicDeleted, TopicPut, row_of
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import DataVersion, StateFile, SyncLog
 from infra.clock import Clock
@@ -173,16 +173,16 @@ class TopicConfigManager:
         self.data_version.read(self.data_version.after(self._clock.now_ms()))
         self.file.touch()
 
-    def deletion(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> TopicGone:
+    def deletion(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> TopicDeleted:
         """Return the change that deletes a topic. The caller logs it and applies it to all tables."""
         version = self.data_version.after(self._clock.now_ms())
-        return TopicGone(topic=topic, ends=dict(ends), begins_again=begins_again, version=version)
+        return TopicDeleted(topic=topic, ends=dict(ends), begins_again=begins_again, version=version)
 
     def apply(self, change: Change) -> None:
         """Apply a change that is in the log. Raises UnreadableChange."""
         if isinstance(change, TopicPut):
             self._put(row_of(change.config, TopicConfig), change.version)
-        elif isinstance(change, TopicGone):
+        elif isinstance(change, TopicDeleted):
             self.topics.pop(change.topic, None)
             self.unsaved.pop(change.topic, None)
             self._changed(change.version)

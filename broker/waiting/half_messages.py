@@ -79,7 +79,7 @@ class HalfMessages:
     Invariant: waiting half messages have no end mark in the op queue, except while the log refuses records.
     """
 
-    asked_by = frozenset((PROPERTY_TRANSACTION_PREPARED,))
+    requested_by = frozenset((PROPERTY_TRANSACTION_PREPARED,))
     kind = "transaction"
 
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
@@ -333,9 +333,9 @@ class HalfMessages:
 
     def forget_parts(self) -> Parts[None]:
         """Forget all half messages on a slave, because its master completes them."""
-        gone = (self._pending, self._reappended, self._outcomes, self._unmarked)
+        tables = (self._pending, self._reappended, self._outcomes, self._unmarked)
         self._pending, self._reappended, self._outcomes, self._unmarked = OrderedDict(), {}, OrderedDict(), []
-        yield from emptied(*gone)
+        yield from emptied(*tables)
 
     def _leave(self, first: int, places: dict[int, Half]) -> None:
         """Remove the older copy of a half message that was appended again, even if a crash prevented its mark."""

@@ -67,7 +67,7 @@ class ScheduleMessage:
     Invariant: a saved offset never exceeds that of the last message whose copy is on disk.
     """
 
-    asked_by = frozenset((PROPERTY_DELAY,))
+    requested_by = frozenset((PROPERTY_DELAY,))
     kind = "delay"
 
     def __init__(  # noqa: PLR0917
@@ -109,8 +109,8 @@ class ScheduleMessage:
         self._offsets.clear()
         self._unsaid = False
         self._take(value.get("offsetTable", {}))
-        said_below, end = value.get("saidBelow", 0), self._queues.max_offset(METADATA_LOG, DELAYS)
-        if said_below != end:  # the log has newer records than the file, or was truncated below the file's state
+        recorded_below, end = value.get("saidBelow", 0), self._queues.max_offset(METADATA_LOG, DELAYS)
+        if recorded_below != end:  # the log has newer records than the file, or was truncated below the file's state
             self.follow()
 
     def follow(self) -> None:
@@ -137,7 +137,7 @@ class ScheduleMessage:
             # After a power failure, the log may end before an offset that was saved.
             self._offsets[level] = min(offset, self._queues.max_offset(SCHEDULE_TOPIC, level - 1))
 
-    def _say(self) -> None:
+    def _record(self) -> None:
         """Log all offsets after the delivered copies; if the log refuses the record, the next round retries."""
         try:
             self._journal.record(DelayPositions(offsets=dict(self._offsets)))
@@ -148,8 +148,11 @@ class ScheduleMessage:
             self._unsaid = False
 
     def _snapshot(self) -> Mapping[str, Any]:
-        said_below = self._queues.next_offset(METADATA_LOG, DELAYS)
-        return {"saidBelow": said_below, "offsetTable": {str(level): offset for level, offset in self._offsets.items()}}
+        recorded_below = self._queues.next_offset(METADATA_LOG, DELAYS)
+        return {
+            "saidBelow": recorded_below,
+            "offsetTable": {str(level): offset for level, offset in self._offsets.items()},
+        }
 
     @property
     def max_level(self) -> int:
@@ -200,7 +203,7 @@ class ScheduleMessage:
             self._log_takes_nothing = False
         delivered = sum(self._offsets.values()) - before
         if delivered or self._unsaid:
-            self._say()
+            self._record()
         if delivered:
             self.file.touch()
             self.on_delivered()
@@ -276,7 +279,7 @@ class ScheduleMessage:
                     reappended += 1
         finally:
             if reappended:
-                self._say()
+                self._record()
                 self.file.touch()
         return reappended > 0
 

@@ -90,7 +90,7 @@ class TimerMessages:
     No message is delivered early. A crash may cause duplicates, but no loss. Raises BrokerError for an invalid time.
     """
 
-    asked_by = frozenset(TIMER_PROPERTIES)
+    requested_by = frozenset(TIMER_PROPERTIES)
     kind = "delay"
 
     def __init__(  # noqa: PLR0917
@@ -341,11 +341,11 @@ class TimerMessages:
         """
         return self._reappend_batch(lambda entry: self._goes(entry, below))
 
-    def _reappend_batch(self, goes: Callable[[tuple[int, int, int]], bool]) -> bool:
+    def _reappend_batch(self, is_due: Callable[[tuple[int, int, int]], bool]) -> bool:
         reappended = 0
         try:
             while reappended < _BATCH and (entry := self._first_stored()) is not None:
-                if not (goes(entry) and self._is_shown(entry)):
+                if not (is_due(entry) and self._is_shown(entry)):
                     break
                 self._reappend(entry)
                 reappended += 1
@@ -479,9 +479,9 @@ class TimerMessages:
         yield from self._forget_waiting()
 
     def _forget_waiting(self) -> Parts[None]:
-        gone = (self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls)
+        tables = (self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls)
         self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls = [], deque(), set(), {}, {}
-        yield from emptied(*gone)
+        yield from emptied(*tables)
 
     def _load_recall(self, position: int, offset: int) -> None:
         raw = self._store.reader.record_at(position)

@@ -105,7 +105,7 @@ def _make_synchronize(
         messages.metadata,
         MasterApi(runtime.config),
         confirmed=lambda: store.visibility.confirmed,
-        on_frontier=_ignore_frontier if set_pins is None else set_pins.told,
+        on_frontier=_ignore_frontier if set_pins is None else set_pins.set_frontier,
         on_unreadable=messages.events.can_not_follow,
         on_stock=messages.last_poll.take,
     )

@@ -30,9 +30,9 @@ class OpenedArchive:
         """Return the time (ms since 1970) by which messages expire."""
         return self.get().safe_clock.now_ms()
 
-    async def go_on(self) -> Mapping[str, Mapping[int, int]]:
+    async def resume_log(self) -> Mapping[str, Mapping[int, int]]:
         """Continue log and queues above the archive. Return the raised queues with their ends."""
-        return await self.get().go_on()
+        return await self.get().resume_log()
 
     def catalog(self) -> Catalog | None:
         """Return the catalog; None: there is no archive."""

@@ -59,7 +59,7 @@ def make_replicas(
     return Replicas(
         change_of_role=change_of_role,
         manager=manager,
-        registration=Registration(service.name_servers, tables.topics, service.registration_wanted, manager),
+        registration=Registration(service.name_servers, tables.topics, service.registration_requested, manager),
     )
 
 
@@ -88,8 +88,8 @@ def _make_change_of_role(
         timers=messages.timers,
         transactions=messages.transactions,
         pending_deletions=archive.pending_deletions,
-        register_soon=service.registration_wanted.set,
+        register_soon=service.registration_requested.set,
         files=[table.file for table in state],
-        go_on=archive.opened.go_on,
+        resume_log=archive.opened.resume_log,
         threads=runtime.threads,
     )

@@ -40,7 +40,7 @@ class Service:
 
     name_servers: BrokerOuterApi
     #: Set to request a registration at the name servers.
-    registration_wanted: asyncio.Event
+    registration_requested: asyncio.Event
     clients: ClientManager
     locks: RebalanceLock
     stats: BrokerStats
@@ -63,8 +63,8 @@ def make_service(
 ) -> Service:
     """Create the parts."""
     config, clock, faults = runtime.config, runtime.clock, runtime.faults
-    registration_wanted = asyncio.Event()
-    register_soon = registration_wanted.set
+    registration_requested = asyncio.Event()
+    register_soon = registration_requested.set
     clients = ClientManager(clock, ConsumerIdsChangeListener(tables.groups).changed, lambda: config.max_client_bytes)
     stats = BrokerStats(clock, sized=runtime.exports)
     tiered = TieredStore(storage.store, config)
@@ -72,7 +72,7 @@ def make_service(
     intake = _make_intake(runtime, storage, tables, messages=messages, stats=stats, register_soon=register_soon)
     return Service(
         name_servers=_make_name_servers(runtime, storage, archive),
-        registration_wanted=registration_wanted,
+        registration_requested=registration_requested,
         clients=clients,
         locks=RebalanceLock(clock, lambda: config.max_queue_locks),
         stats=stats,
@@ -172,6 +172,6 @@ def _make_intake(
         register_soon=register_soon,
         stats=stats,
         half_messages=messages.transactions,
-        waiting_rooms=(messages.schedule, messages.timers),
+        held_messages=(messages.schedule, messages.timers),
         stamp=MessageStamp(config.broker_cluster_name, address, unique_ids),
     )

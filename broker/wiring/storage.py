@@ -90,7 +90,7 @@ def _make_store(runtime: Runtime, store_config: Callable[..., StoreConfig]) -> M
             mapped_queue_files=runtime.descriptors.queue_files,
             code_of=code_of_entry,
             coded_topics=CODED_TOPICS,
-            queues_may_begin_again=is_slave(config),
+            queues_may_restart_at_zero=is_slave(config),
         ),
         runtime.disk,
         runtime.clock,

@@ -166,22 +166,22 @@ def parse_properties(text: str, source: str) -> Iterable[tuple[str, str, str]]:
 
 def _properties(text: str, source: str) -> Iterable[tuple[str, str, str]]:
     """Parse like `java.util.Properties`; the key of an invalid line is empty."""
-    pending, begun = "", 0
+    pending, first_line = "", 0
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         stripped = line.lstrip(" \t\f")
         if not pending and (not stripped.strip() or stripped[0] in "#!"):
             continue
-        begun = begun if pending else number
+        first_line = first_line if pending else number
         pending += stripped
         if (len(pending) - len(pending.rstrip("\\"))) % 2:
             pending = pending[:-1] or " "
             continue
         found = _KEY_AND_VALUE.fullmatch(pending.strip())
-        where = f"{source}:{begun}"
+        where = f"{source}:{first_line}"
         yield (where, _unescaped(found[1]), _unescaped(found[2])) if found else (where, "", pending.strip())
         pending = ""
     if pending.strip():
-        yield f"{source}:{begun}", "", pending.strip()
+        yield f"{source}:{first_line}", "", pending.strip()
 
 
 def _unescaped(text: str) -> str:

@@ -193,9 +193,9 @@ class Supervisor:
     async def _again(self, kept: _Kept, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE_S
         while True:
-            begun = loop.time()
+            started = loop.time()
             error = await self._run(work())
-            if loop.time() - begun > _LONGEST_PAUSE_S:  # it ran long enough to count as recovered
+            if loop.time() - started > _LONGEST_PAUSE_S:  # it ran long enough to count as recovered
                 kept.failed_in_a_row, pause = 0, _FIRST_PAUSE_S
             self._note(kept, error or RuntimeError("the task returned"))
             await asyncio.sleep(pause)

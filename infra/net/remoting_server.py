@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # sent: copying ten MB into the kernel in one call would block the event loop.
 _MANY_BUFFERS = 256
 _AT_ONCE = 1 << 20
-_LOOK_AGAIN_S = 0.005
+_FLUSH_REST_S = 0.005
 # Requests of one connection per iteration of the event loop; one read may contain a thousand.
 _REQUESTS_AT_ONCE = 64
 
@@ -69,8 +69,8 @@ class Connection:
         self._corked = False
         self._flush_scheduled = False
         self._in_pieces = False  # `_out` holds the rest of a large answer
-        self._looks_again: asyncio.TimerHandle | None = None  # checks if the last piece was sent
-        self._rests = False  # the decoder holds received frames for the next iteration
+        self._flush_timer: asyncio.TimerHandle | None = None  # checks if the last piece was sent
+        self._has_more_frames = False  # the decoder holds received frames for the next iteration
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: set[asyncio.Task[None]] = set()
         self._resumed: set[asyncio.Task[None]] = set()
@@ -123,7 +123,12 @@ class Connection:
             self.partial_since = None
         elif decoder.taken > taken or self.partial_since is None:
             self.partial_since = self.last_active
-        if (pending or self._is_unfinished) and self._unfinished is not None and not self._rests and not self.is_closed:
+        if (
+            (pending or self._is_unfinished)
+            and self._unfinished is not None
+            and not self._has_more_frames
+            and not self.is_closed
+        ):
             self._is_unfinished = pending
             self._unfinished.note(self, decoder.held)
         if fault is not None:
@@ -135,21 +140,21 @@ class Connection:
 
         Reading is paused until then: otherwise more data would arrive and be buffered.
         """
-        if not self._rests:
-            self._rests = True
+        if not self._has_more_frames:
+            self._has_more_frames = True
             self._pause()
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._process_rest)
 
-    def _go_on(self) -> None:
-        if self._rests:
-            self._rests = False
+    def _process_rest(self) -> None:
+        if self._has_more_frames:
+            self._has_more_frames = False
             self.data_received(b"")
             self._resume()
 
     def eof_received(self) -> None:
         """The peer has closed its end; the transport closes itself."""
-        while self._rests:
-            self._go_on()
+        while self._has_more_frames:
+            self._process_rest()
 
     def pause_writing(self) -> None:
         """The peer reads too slowly: stop reading its requests."""
@@ -161,8 +166,8 @@ class Connection:
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called once by the event loop; runs the close callbacks."""
-        while self._rests:  # received requests take effect, though their client is gone
-            self._go_on()
+        while self._has_more_frames:  # received requests take effect, though their client is gone
+            self._process_rest()
         self.is_closed = True
         self._out.clear()
         for future in self._waiting.values():
@@ -227,13 +232,13 @@ class Connection:
             return True
         self._out = out
         self._in_pieces = self._flush_scheduled = True
-        if self._looks_again is None:
+        if self._flush_timer is None:
             self._pause()
-            self._looks_again = self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+            self._flush_timer = self._loop.call_later(_FLUSH_REST_S, self._flush_rest)
         return True
 
-    def _look_again(self) -> None:
-        self._looks_again = None
+    def _flush_rest(self) -> None:
+        self._flush_timer = None
         self.flush()
         self._resume()
 
@@ -305,7 +310,7 @@ class Connection:
         """Close the connection now, and free the buffer of its unfinished frame."""
         self._unfinished = None
         self._decoder = FrameDecoder(self._limits.max_frame)
-        self._rests = False
+        self._has_more_frames = False
         self.is_closed = True
         self.abort()
 
@@ -316,7 +321,7 @@ class Connection:
         for _ in range(_REQUESTS_AT_ONCE):
             if express is not None:
                 express(self, decoder)
-                if self._rests:
+                if self._has_more_frames:
                     return
             bounds = decoder.next_bounds()
             if bounds is None:
@@ -515,9 +520,9 @@ class RemotingServer:
             await asyncio.wait(under_way, timeout=grace_s)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        gone = [connection for connection in self.connections if not connection.is_closed]
+        open_connections = [connection for connection in self.connections if not connection.is_closed]
         done = asyncio.Event()
-        left = len(gone)
+        left = len(open_connections)
 
         def one_less(_: Connection) -> None:
             nonlocal left
@@ -525,10 +530,10 @@ class RemotingServer:
             if left == 0:
                 done.set()
 
-        for connection in gone:
+        for connection in open_connections:
             connection.on_close(one_less)
             connection.close()
-        if gone:
+        if open_connections:
             try:
                 async with asyncio.timeout(2):
                     await done.wait()

@@ -178,8 +178,8 @@ class MultipartUploads:
         removed = 0
         try:
             for upload in self._uploads(self._prefix):
-                begun = int(upload["Initiated"].timestamp() * 1000)
-                if ours(upload["Key"].removeprefix(self._prefix)) and begun + STALE_MS <= now_ms:
+                started = int(upload["Initiated"].timestamp() * 1000)
+                if ours(upload["Key"].removeprefix(self._prefix)) and started + STALE_MS <= now_ms:
                     self._client.abort_multipart_upload(
                         Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                     )

@@ -70,7 +70,7 @@ class CertificateConditions:
     def __init__(self, clock: Clock, certificate: Certificate | None) -> None:
         self._clock, self._certificate = clock, certificate
         self._ends: tuple[float, str | None] = (float("inf"), None)  # end (s) and error
-        self._looked_s = float("-inf")
+        self._updated_s = float("-inf")
         self._was = None if certificate is None else certificate.context
 
     def now(self) -> list[Condition]:
@@ -79,8 +79,8 @@ class CertificateConditions:
         if certificate is None:
             return []
         context = certificate.context  # a new one if the files have changed
-        if now - self._looked_s >= _LOOK_S or context is not self._was:
-            self._looked_s, self._was = now, context
+        if now - self._updated_s >= _LOOK_S or context is not self._was:
+            self._updated_s, self._was = now, context
             try:
                 self._ends = certificate.ends_s(), None
             except (ssl.SSLError, OSError) as error:

@@ -370,10 +370,10 @@ def _entries(store: str, broker: str | None, first: int) -> Iterator[dict[str, A
 
 def _content_text(entry: AnyEntry) -> str:
     """Return the content of an entry in a few words."""
-    rows_gone = getattr(entry, "rows", None)
-    if rows_gone is not None:
-        topics = sorted({topic for topic, *_ in rows_gone})
-        count = sum(last - first + 1 for _, _, first, last in rows_gone)
+    rows_deleted = getattr(entry, "rows", None)
+    if rows_deleted is not None:
+        topics = sorted({topic for topic, *_ in rows_deleted})
+        count = sum(last - first + 1 for _, _, first, last in rows_deleted)
         return f"{count} rows of {', '.join(topics)} erased"
     names = getattr(entry, "names", None) or getattr(entry, "new", None)
     if names is not None:

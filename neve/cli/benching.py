@@ -87,9 +87,9 @@ async def produce(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
     """
     watched = CpuTime(await _masters(client))
     sender = _Sender(client, topic, load, tick)
-    begun = system_monotonic()
+    started = system_monotonic()
     await sender.run()
-    seconds = system_monotonic() - begun
+    seconds = system_monotonic() - started
     result = figures("produce", sender.stored, sender.stored * load.size, seconds, watched.cost())
     return {**result, **sender.latencies.figures(), "failed": sender.failed, "failure": sender.failure}
 
@@ -160,12 +160,12 @@ async def consume(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
     if not any(end > begin for _, begin, end in spans):
         raise Failure(FAILED, f"{topic} has no messages to read")
     watched, latencies = CpuTime(await _masters(client)), Latencies()
-    begun = system_monotonic()
+    started = system_monotonic()
     count = size = 0
 
     def is_over() -> bool:
         enough = load.messages is not None and count >= load.messages
-        return enough or (load.seconds is not None and system_monotonic() - begun >= load.seconds)
+        return enough or (load.seconds is not None and system_monotonic() - started >= load.seconds)
 
     async def read(queue: MessageQueue, offset: int, end: int) -> None:
         nonlocal count, size
@@ -183,7 +183,7 @@ async def consume(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
             tick.at(count)
 
     await _in_parallel([functools.partial(read, *span) for span in spans])
-    result = figures("consume", count, size, system_monotonic() - begun, watched.cost())
+    result = figures("consume", count, size, system_monotonic() - started, watched.cost())
     return {**result, **latencies.figures(), "pulls": len(latencies)}
 
 
@@ -193,7 +193,7 @@ async def latency(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
     ends = [(queue, await client.max_offset(topic, queue)) for queue in queues]
     watched, latencies, received = CpuTime(await _masters(client)), Latencies(), 0
     sender = _Sender(client, topic, load, Ticker(wanted=False))
-    begun = system_monotonic()
+    started = system_monotonic()
 
     async def read(queue: MessageQueue, offset: int) -> None:
         nonlocal received
@@ -218,7 +218,7 @@ async def latency(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-    result = figures("latency", received, received * load.size, system_monotonic() - begun, watched.cost())
+    result = figures("latency", received, received * load.size, system_monotonic() - started, watched.cost())
     lost = max(sender.stored - received, 0)
     return {**result, **latencies.figures(), "failed": sender.failed, "failure": sender.failure, "not_received": lost}
 

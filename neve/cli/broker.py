@@ -192,7 +192,7 @@ def set_config(name: str, settings: tuple[str, ...], namesrv: str) -> None:
             raise click.BadParameter(f"{text!r} is not KEY=VALUE")
         changes[key.strip()] = value.strip()
     before, after, slaves = asyncio.run(_set_config(namesrv, name, changes))
-    _say_changes(name, changes, before, after)
+    _print_changes(name, changes, before, after)
     if slaves:
         say(f"only the master was changed; each member has its own configuration: {', '.join(slaves)}")
 
@@ -207,10 +207,10 @@ def unset_config(name: str, keys: tuple[str, ...], everything: bool, namesrv: st
     if bool(keys) is everything:
         raise click.UsageError("give the keys, or --all")
     restored, before, after = asyncio.run(_unset_config(namesrv, name, keys))
-    _say_changes(name, restored, before, after)
+    _print_changes(name, restored, before, after)
 
 
-def _say_changes(name: str, keys: Iterable[str], before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def _print_changes(name: str, keys: Iterable[str], before: Mapping[str, str], after: Mapping[str, str]) -> None:
     before, after = without_secrets(before), without_secrets(after)
     for key in keys:
         say(f"{name}: {key} {before.get(key, '')} → {after.get(key, '')}")

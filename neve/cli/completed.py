@@ -9,25 +9,25 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-def topics(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def topics(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from neve.cli import completion
 
-    return completion.topics(context, parameter, begun)
+    return completion.topics(context, parameter, incomplete)
 
 
-def groups(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def groups(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from neve.cli import completion
 
-    return completion.groups(context, parameter, begun)
+    return completion.groups(context, parameter, incomplete)
 
 
-def brokers(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def brokers(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from neve.cli import completion
 
-    return completion.brokers(context, parameter, begun)
+    return completion.brokers(context, parameter, incomplete)
 
 
-def contexts(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def contexts(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from neve.cli import completion
 
-    return completion.contexts(context, parameter, begun)
+    return completion.contexts(context, parameter, incomplete)

@@ -43,33 +43,33 @@ def completion(shell: str) -> None:
 Names = Callable[["ClusterAdmin"], Awaitable[list[str]]]
 
 
-def topics(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def topics(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the users' topics that start with this text."""
 
-    return _named(context, begun, lambda admin: admin.topics.names())
+    return _named(context, incomplete, lambda admin: admin.topics.names())
 
 
-def brokers(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def brokers(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     async def names(admin: ClusterAdmin) -> list[str]:
         return admin.brokers.require(None)
 
-    return _named(context, begun, names)
+    return _named(context, incomplete, names)
 
 
-def groups(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def groups(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from neve.remoting.names import is_system_group
 
     async def names(admin: ClusterAdmin) -> list[str]:
         return [group for group in await admin.groups.settings() if not is_system_group(group)]
 
-    return _named(context, begun, names)
+    return _named(context, incomplete, names)
 
 
-def contexts(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in sorted(read_contexts().named) if name.startswith(begun)]
+def contexts(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(read_contexts().named) if name.startswith(incomplete)]
 
 
-def _named(context: click.Context, begun: str, ask: Names) -> list[CompletionItem]:
+def _named(context: click.Context, incomplete: str, ask: Names) -> list[CompletionItem]:
     """Return the matching names; none if the cluster does not answer, for a completion must print no error."""
 
     async def inside() -> list[str]:
@@ -85,7 +85,7 @@ def _named(context: click.Context, begun: str, ask: Names) -> list[CompletionIte
         return []
     finally:
         logging.disable(level)
-    return [CompletionItem(name) for name in found if name.startswith(begun)]
+    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
 
 
 def _namesrv(context: click.Context) -> str:

@@ -44,13 +44,13 @@ async def export(namesrv: str, directory: Path, topics: Sequence[str] | None) ->
     async with administer(namesrv, timeout=_CALL_S) as admin:
         client = admin.client
         found = await _described(admin, list(topics) if topics is not None else await admin.topics.names())
-        begun = {queue: truncate_to_whole_lines(message_file(directory, queue)) for queue in found.queues}
-        for queue, last in begun.items():
+        last_lines = {queue: truncate_to_whole_lines(message_file(directory, queue)) for queue in found.queues}
+        for queue, last in last_lines.items():
             if last is not None:
                 await _require_same(client, queue, last, message_file(directory, queue))
         is_new = not (directory / "export.json").exists()
         write_export(directory, found if is_new else joined(read_export(directory), found))
-        for queue, last in begun.items():
+        for queue, last in last_lines.items():
             counts[queue.topic] += await _export_queue(client, queue, last, message_file(directory, queue))
     return counts
 

@@ -146,11 +146,11 @@ async def _lag(namesrv: str, name: str, topic: str | None) -> list[dict[str, Any
         say(f"the members of {name} keep their offsets themselves (broadcasting): those of the brokers are shown")
     now = system_now_ms()
     behind = {queue: None if since is None else max(0, now - since) for queue, since in oldest.items()}
-    _say_total(name, progress, max((one for one in behind.values() if one is not None), default=0))
+    _print_total(name, progress, max((one for one in behind.values() if one is not None), default=0))
     return [lag_row(one, behind.get(one.queue) if one.lag else 0) for one in progress]
 
 
-def _say_total(name: str, progress: list[QueueProgress], behind_ms: int) -> None:
+def _print_total(name: str, progress: list[QueueProgress], behind_ms: int) -> None:
     from neve.admin.lag import total_cold, total_lag
 
     messages = total_lag(progress)
@@ -255,7 +255,7 @@ def reset(
     work = _Reset(name, topic, queue, broker)
     resets, connected = asyncio.run(work.plan(namesrv, target))
     emit([_reset_row(one) for one in resets], _RESET_COLUMNS, output)
-    _say_effect(name, resets)
+    _print_effect(name, resets)
     if dry_run:
         if connected:
             say(f"{connected} members are connected: the reset is refused until they are stopped")
@@ -359,7 +359,7 @@ class _Reset(NamedTuple):
         return self.queue in {None, queue.queue_id} and self.broker in {None, queue.broker_name}
 
 
-def _say_effect(name: str, resets: list[OffsetReset]) -> None:
+def _print_effect(name: str, resets: list[OffsetReset]) -> None:
     skipped, repeated = sum(one.skipped for one in resets), sum(one.repeated for one in resets)
     reported = [one.cold for one in resets if one.cold is not None]
     cold = share_text(sum(reported) if reported else None, skipped + repeated)

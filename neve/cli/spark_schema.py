@@ -49,11 +49,11 @@ def schema(
     for batch in bodies.to_batches(columns=list(COLUMNS)):
         found.add(batch.to_pylist())
     emit([_row(line) for line in found.lines()], _COLUMNS, output)
-    looked_at = sum(found.messages.values())
+    examined = sum(found.messages.values())
     if len(some) < len(chosen) or sum(len(one.groups) for one in some) < sum(len(one.groups) for one in chosen):
-        say(f"{looked_at} of about {rows} messages: a field may start earlier and end later; --all reads each")
+        say(f"{examined} of about {rows} messages: a field may start earlier and end later; --all reads each")
     else:
-        say(f"{looked_at} messages")
+        say(f"{examined} messages")
 
 
 def _row(line: Any) -> dict[str, Any]:

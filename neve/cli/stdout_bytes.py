@@ -83,12 +83,12 @@ class StdoutBytes:
         if not self._is_pipe:
             yield
             return
-        loop, task, gone = asyncio.get_running_loop(), asyncio.current_task(), False
+        loop, task, removed = asyncio.get_running_loop(), asyncio.current_task(), False
         assert task is not None
 
         def stop() -> None:
-            nonlocal gone
-            gone = True
+            nonlocal removed
+            removed = True
             loop.remove_reader(self._descriptor)
             task.cancel()
 
@@ -96,7 +96,7 @@ class StdoutBytes:
         try:
             yield
         except asyncio.CancelledError:
-            if not gone:
+            if not removed:
                 raise
             task.uncancel()
             raise BrokenPipeError("the reader of the output has closed the pipe") from None

@@ -23,7 +23,7 @@ from neve.remoting.names import RESERVE_TIME
 if TYPE_CHECKING:
     from neve.archive.catalog.catalog import Catalog
 
-PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_gone", "bytes_gone", "rows_kept")
+PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_deleted", "bytes_deleted", "rows_kept")
 
 
 @click.group(cls=VerbGroup)
@@ -139,7 +139,7 @@ def expiry_plan(topic: str, catalogs: Iterable[Catalog], hours: int, now_ms: int
     """Return how much expires at `now_ms`, as the plans of all brokers say."""
     from neve.archive.policy.expiry import expire_topic, rows_below
 
-    gone = cut = rows_gone = bytes_gone = rows_kept = 0
+    removed = cut = rows_deleted = bytes_deleted = rows_kept = 0
     for catalog in catalogs:
         recorded = functools.partial(catalog.recorded_minimum, topic)
         keys, minimums = expire_topic(catalog, topic, ttl_ms_of(hours), now_ms)
@@ -148,21 +148,21 @@ def expiry_plan(topic: str, catalogs: Iterable[Catalog], hours: int, now_ms: int
             hidden = rows_below(name, recorded)
             rows = name.rows - hidden
             if name.key in expired:
-                gone += 1
-                bytes_gone += name.size
+                removed += 1
+                bytes_deleted += name.size
             else:
                 rows = rows_below(name, functools.partial(_raised, recorded, minimums)) - hidden
                 cut += rows > 0
-            rows_gone += rows
+            rows_deleted += rows
             rows_kept += name.rows - hidden - rows
     return {
         "topic": topic,
         "ttl": format_ttl(hours),
-        "objects_gone": gone,
+        "objects_gone": removed,
         "objects_cut": cut,
-        "rows_gone": rows_gone,
-        "bytes_gone": bytes_gone,
-        "size_gone": size_text(bytes_gone),
+        "rows_deleted": rows_deleted,
+        "bytes_deleted": bytes_deleted,
+        "size_gone": size_text(bytes_deleted),
         "rows_kept": rows_kept,
     }
 

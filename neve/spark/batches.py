@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 BATCH_ROWS = 10_000
 
 
-class ObjectGone(RuntimeError):
+class ObjectDeleted(RuntimeError):
     """An object was deleted between plan and read: its rows expired or were rewritten."""
 
 
@@ -38,10 +38,10 @@ def rows_of_task(
         try:
             raw = files.open_input_file(root + one.key)
         except FileNotFoundError as error:
-            gone = f"{one.key} was deleted after the query was planned: load the frame again"
+            removed = f"{one.key} was deleted after the query was planned: load the frame again"
             if fails_on_data_loss:
-                raise ObjectGone(f"{gone}, or set failOnDataLoss=false to skip its rows") from error
-            log.warning("rows are lost: %s", gone)
+                raise ObjectDeleted(f"{removed}, or set failOnDataLoss=false to skip its rows") from error
+            log.warning("rows are lost: %s", removed)
             continue
         with raw, pq.ParquetFile(raw, pre_buffer=True, page_checksum_verification=True) as file:
             for cut in one.cuts:

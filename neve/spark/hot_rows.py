@@ -63,7 +63,7 @@ def rows_of_hot_task(
             missing: list[Span] = []
             yield from _pulled(loop, cluster, one, missing, _Shape(wanted, target))
             if missing:
-                yield from _looked_up_in_archive(options, one.queue, missing, wanted, target)
+                yield from _found_in_archive(options, one.queue, missing, wanted, target)
     finally:
         loop.close()
 
@@ -93,16 +93,16 @@ def _pulled(
     client = loop.client
     place = _Place(one.queue)
     alone = 0  # number of records that are requested one by one
-    coming: Future[_Pulled] | None = loop.submit(_pull(client, cluster, one, one.first, _PULL_ROWS))
-    while coming is not None:
-        got = coming.result()
+    next_pull: Future[_Pulled] | None = loop.submit(_pull(client, cluster, one, one.first, _PULL_ROWS))
+    while next_pull is not None:
+        got = next_pull.result()
         framed = _alone(one.queue, got) if alone else _framed(one.queue, got)
         alone = max(alone - 1, 0)
         if framed.end < got.end:
             log.warning("record has an invalid head: %s, offset=%d", one.queue.text(), framed.end)
             framed, alone = framed.without_last(), 2
         count = 1 if alone else _PULL_ROWS
-        coming = loop.submit(_pull(client, cluster, one, framed.end, count)) if framed.end <= one.last else None
+        next_pull = loop.submit(_pull(client, cluster, one, framed.end, count)) if framed.end <= one.last else None
         entries, records = framed.entries, framed.records
         inside = entries.queue_offset <= one.last
         if not inside.all():
@@ -260,7 +260,7 @@ def _rows(entries: Entries, records: Records, place: _Place, shape: _Shape) -> I
 # ---- rows that a broker did not return
 
 
-def _looked_up_in_archive(
+def _found_in_archive(
     options: Options, queue: Queue, missing: Sequence[Span], wanted: Wanted, target: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     rows = rows_of((queue.topic, queue.queue_id, first, last) for first, last in missing)

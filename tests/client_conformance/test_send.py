@@ -74,15 +74,15 @@ def test_delayed_message_is_delivered_when_due(run: Callable[..., None]) -> None
         by_delay = await client.send(topic, b"delay", delay=2)
         by_time = await client.send(topic, b"time", deliver_at=began_ms + 2500)
         assert not by_level.recall_handle and by_delay.recall_handle and by_time.recall_handle
-        came: dict[bytes, int] = {}
+        arrived: dict[bytes, int] = {}
         at = 0
-        while len(came) < 3:
+        while len(arrived) < 3:
             result = await client.pull(topic, 0, at, wait=10)
-            came |= {message.body: message.store_timestamp - began_ms for message in result.messages}
+            arrived |= {message.body: message.store_timestamp - began_ms for message in result.messages}
             at = result.next_offset
-        assert came[b"level"] >= 1000
-        assert came[b"delay"] >= 1000
-        assert came[b"time"] >= 1500
+        assert arrived[b"level"] >= 1000
+        assert arrived[b"delay"] >= 1000
+        assert arrived[b"time"] >= 1500
 
     run(work, queues=1)
 

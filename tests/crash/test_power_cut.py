@@ -115,7 +115,7 @@ class StoreUnderPowerCuts:
         self.unflushed = [message for message in self.unflushed if message[0] != topic]
         for queue_id in range(QUEUES):
             self.flushed.pop((topic, queue_id), None)
-        self.store.queue_changes.delete_topic(topic, begin_again=True)
+        self.store.queue_changes.delete_topic(topic, restart_at_zero=True)
         if self.random.random() < 0.7:
             self.store.queue_changes.save_deletions()
 

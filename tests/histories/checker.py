@@ -59,6 +59,7 @@ from tests.histories.history import (
     Led,
     LogPart,
     Outcome,
+    ParsedDescription,
     Replaced,
     Rested,
     Seen,
@@ -67,8 +68,7 @@ from tests.histories.history import (
     Stall,
     Stored,
     Switched,
-    Told,
-    TopicGone,
+    TopicDeleted,
     TopicMade,
     Topics,
     Unsettled,
@@ -231,7 +231,7 @@ class _History:
         self.stored: list[Stored] = by_type[Stored]
         self.bounds: list[Bounds] = by_type[Bounds]
         self.made: list[TopicMade] = by_type[TopicMade]
-        self.gone: list[TopicGone] = by_type[TopicGone]
+        self.gone: list[TopicDeleted] = by_type[TopicDeleted]
         self.topics: list[Topics] = by_type[Topics]
         self.healed: list[Healed] = by_type[Healed]
         self.switched: list[Switched] = by_type[Switched]
@@ -246,7 +246,7 @@ class _History:
         self.dropped: list[Dropped] = by_type[Dropped]
         self.led: list[Led] = by_type[Led]
         self.waits: list[Waited] = by_type[Waited]
-        self.told: list[Told] = by_type[Told]
+        self.told: list[ParsedDescription] = by_type[ParsedDescription]
         self.unsettled: list[Unsettled] = by_type[Unsettled]
         self.broken_off: list[BrokenOff] = by_type[BrokenOff]
         self.at: dict[Place, str] = {(one.topic, one.queue, one.offset): one.key for one in self.stored}

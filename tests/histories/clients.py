@@ -21,7 +21,7 @@ from neve import NeveError
 from neve.client import Consumer, LocalTransactionState, Message, PopConsumer, PullStatus, SendResult, SendStatus
 from neve.errors import BrokerError
 from neve.record.ids import parse_offset_msg_id
-from tests.histories.history import Decision, Event, Outcome, Seen, Sent, TopicGone, TopicMade
+from tests.histories.history import Decision, Event, Outcome, Seen, Sent, TopicDeleted, TopicMade
 from tests.kit.clock.waiting import until
 
 QUEUES = 4
@@ -72,7 +72,7 @@ class RoundClients:
         }
         self.last_acknowledged: dict[str, int] = {}  # By producer: when it acknowledged last.
         self._decided: dict[str, Decision] = {}  # Of transactions, by key.
-        self._topic_fates: dict[str, TopicMade | TopicGone | None] = {}
+        self._topic_fates: dict[str, TopicMade | TopicDeleted | None] = {}
         self._stack = AsyncExitStack()
         self._senders: list[asyncio.Task[None]] = []
         self._readers: list[asyncio.Task[None]] = []
@@ -292,11 +292,11 @@ class RoundClients:
             topic, queues = f"{self._name}-made-{number}", 1 + number % 3
             await self._changed(topic, client.admin.create_topic(topic, queues), TopicMade(topic=topic, queues=queues))
             if number % 3 == 2:
-                await self._changed(topic, client.admin.delete_topic(topic), TopicGone(topic=topic))
+                await self._changed(topic, client.admin.delete_topic(topic), TopicDeleted(topic=topic))
             if await self._comes_within(self._stopped, 1.0):
                 return
 
-    async def _changed(self, topic: str, call: Awaitable[None], then: TopicMade | TopicGone) -> None:
+    async def _changed(self, topic: str, call: Awaitable[None], then: TopicMade | TopicDeleted) -> None:
         self._topic_fates[topic] = None
         try:
             await call

@@ -107,7 +107,7 @@ class TopicMade(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
     queues: int
 
 
-class TopicGone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
+class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
     """An acknowledged deletion; the topic was not created again."""
 
     topic: str
@@ -241,7 +241,7 @@ class BrokenOff(msgspec.Struct, frozen=True, kw_only=True, tag="broken off"):
     late: bool = False  # Because an answer or an event did not arrive in time.
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+class ParsedDescription(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
     """A step of the faults."""
 
     at: int
@@ -255,7 +255,7 @@ Event = (
     | Stored
     | Bounds
     | TopicMade
-    | TopicGone
+    | TopicDeleted
     | Topics
     | Healed
     | Switched
@@ -272,7 +272,7 @@ Event = (
     | Dropped
     | Unsettled
     | BrokenOff
-    | Told
+    | ParsedDescription
 )
 
 _DECODER = msgspec.json.Decoder(Event)

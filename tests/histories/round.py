@@ -42,14 +42,14 @@ from tests.histories.history import (
     Led,
     LogPart,
     Outcome,
+    ParsedDescription,
     Replaced,
     Rested,
     Seen,
     Sent,
     Serves,
     Stored,
-    Told,
-    TopicGone,
+    TopicDeleted,
     TopicMade,
     Topics,
     Unsettled,
@@ -85,7 +85,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
     work = RoundClients(place.brokers.name_servers[NEVE_CLIENTS], name, history, chance)
 
     def tell(what: str, kind: str) -> None:
-        history.append(Told(at=now_ms(), what=what, kind=kind))
+        history.append(ParsedDescription(at=now_ms(), what=what, kind=kind))
 
     async def note_who_leads() -> None:
         history.append(Led(at=now_ms(), epoch=await epoch_told(place.brokers.epoch, place.patience)))
@@ -127,13 +127,13 @@ async def epoch_told(ask: Callable[[], Awaitable[int]], patience: float) -> int:
     """Return the controller's epoch while no fault is active, or −1 if it does not answer within the time limit."""
     epoch = -1
 
-    async def is_told() -> bool:
+    async def is_request_in_flight() -> bool:
         nonlocal epoch
         epoch = await ask()
         return epoch >= 0
 
     with suppress(NotWithin):
-        await until(is_told, "who leads", patience)
+        await until(is_request_in_flight, "who leads", patience)
     return epoch
 
 
@@ -342,7 +342,7 @@ class _Reading:
             self._history.append(Dropped(member=member, below=log_start(brokers.log_files[member])))
 
     async def _topics(self) -> None:
-        topics = {one.topic for one in self._history if isinstance(one, (TopicMade, TopicGone))}
+        topics = {one.topic for one in self._history if isinstance(one, (TopicMade, TopicDeleted))}
         found = {topic: await self._answered(partial(self._queues, topic)) for topic in sorted(topics)}
         self._history.append(Topics(queues={topic: queues for topic, queues in found.items() if queues}))
 

@@ -68,14 +68,14 @@ def _each(seconds: float, work: Callable[[float], None]) -> Iterator[None]:
 
     def beat(due: float) -> None:
         work(loop.time() - due)
-        go_on()
+        resume()
 
-    def go_on() -> None:
+    def resume() -> None:
         due = loop.time() + seconds
         beats[:] = [loop.call_at(due, beat, due)]
 
     beats = list[asyncio.TimerHandle]()
-    go_on()
+    resume()
     try:
         yield
     finally:

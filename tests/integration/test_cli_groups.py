@@ -13,7 +13,7 @@ from tests.kit.cluster.group_command import (
     TOPIC,
     a_deleted_group_is_gone,
     fill,
-    is_told,
+    is_request_in_flight,
     members_are_told,
     reset_does_what_it_shows,
 )
@@ -24,7 +24,7 @@ def test_group_shows_lag_age_and_cold_share(neve_up: Up, tmp_path: Path, capfd: 
     with neve_up(tmp_path / "neve", "--set", "adminPort=0") as server:
         fill(server.namesrv)
         neve = Command("group", capfd, "-n", server.namesrv)
-        is_told(neve)
+        is_request_in_flight(neve)
         assert all(row["cold"] is None for row in neve.json("lag", GROUP, "--topic", TOPIC))
 
         offload(server, "?roll=1&evict=1")

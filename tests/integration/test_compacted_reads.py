@@ -140,12 +140,12 @@ class HeldSource:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.asked, self.resume = threading.Event(), threading.Event()
         self.failed: list[Exception] = []
 
     def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup:
         self.asked.set()
-        assert self.go_on.wait(60)
+        assert self.resume.wait(60)
         try:
             return self._inner.read_group(store_url, name, index, keep=keep)  # type: ignore[no-any-return]
         except Exception as error:
@@ -171,7 +171,7 @@ def test_pull_in_flight_on_a_replaced_object_is_answered(tmp_path: Path, deleted
             if deleted:
                 await delete_old(broker, old)
         finally:
-            held.go_on.set()
+            held.resume.set()
         answer = await pulled
         assert answer.code == 0, answer.remark
         found = [(record.queue_offset, bytes(record.body)) for record in iter_records(answer.body)]

@@ -194,7 +194,7 @@ def _paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def properties() -> Iterator[str]:
-    special = TELLS_ELSEWHERE.union(*(room.asked_by for room in (HalfMessages, ScheduleMessage, TimerMessages)))
+    special = TELLS_ELSEWHERE.union(*(room.requested_by for room in (HalfMessages, ScheduleMessage, TimerMessages)))
     for name in sorted({*special, "UNIQ_KEY", "TAGS", "KEYS", "WAIT", "REAL_TOPIC", "REAL_QID", "PGROUP"}):
         yield from (f"{name}\x01{value}\x02TAGS\x01a\x02" for value in HOSTILE)
 

@@ -55,7 +55,7 @@ async def also(broker: FakeBroker, controller: ControllerManager) -> FakeBroker:
     return voice
 
 
-async def is_told(controller: ControllerManager, asker: FakeBroker, *ids: int) -> None:
+async def is_request_in_flight(controller: ControllerManager, asker: FakeBroker, *ids: int) -> None:
     """Wait until the controller knows, by itself or from the others, that exactly these brokers are alive."""
 
     async def holds() -> bool:
@@ -77,10 +77,10 @@ async def test_every_controller_answers_all_requests(shared: Node, tmp_path: Pat
         await a.join()
         await b.join()
         assert (a.id, b.id) == (1, 2)
-        await is_told(three, a, 1, 2)
+        await is_request_in_flight(three, a, 1, 2)
         at_three = await also(a, three)
         assert (await at_three.elect()).code == Code.SUCCESS
-        await is_told(one, a, 1, 2)
+        await is_request_in_flight(one, a, 1, 2)
         assert (await a.alter(a, b)).code == Code.SUCCESS
         info = await b.info()
         assert (info.ext["masterBrokerId"], info.body) == ("1", b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}')
@@ -92,11 +92,11 @@ async def test_master_stays_while_one_controller_hears_it(shared: Node, tmp_path
     async with controllers(tmp_path, shared) as (one, two):
         a, b = FakeBroker(one), FakeBroker(one)
         await in_sync(a, b)
-        await is_told(two, a, 1, 2)
+        await is_request_in_flight(two, a, 1, 2)
         there = [await also(a, two), await also(b, two)]
         there[0].hang_up()
         await until(lambda: 1 not in two.living("b"), "the second one sees it go")
-        await is_told(two, a, 1, 2)
+        await is_request_in_flight(two, a, 1, 2)
         await two.scan()
         assert (await there[1].elect()).code == Code.CONTROLLER_MASTER_STILL_EXIST
         assert (await b.info()).ext["masterEpoch"] == "1"
@@ -115,7 +115,7 @@ async def test_master_disconnected_from_all_controllers_is_replaced_once(
         await in_sync(a, b)
         there = [await also(one, controller) for one in (a, b) for controller in found[1:]]
         for controller in found:
-            await is_told(controller, a, 1, 2)
+            await is_request_in_flight(controller, a, 1, 2)
         for voice in (a, *there[:2]):
             voice.hang_up()
 
@@ -136,15 +136,15 @@ async def test_reports_of_a_stopped_or_dead_controller_disappear(shared: Node) -
     stops, dies, reads = (EtcdControllers(client, url.prefix, Etcd(url)) for client in clients)
     for one in (stops, dies):
         await one.renew()
-        await one.say("b", {1: Report(0, address="h:1"), 2: Report(0)})
+        await one.publish("b", {1: Report(0, address="h:1"), 2: Report(0)})
     assert {broker_id: len(found) for broker_id, found in (await reads.heard("b")).items()} == {1: 2, 2: 2}
     await stops.close()
     assert {broker_id: len(found) for broker_id, found in (await reads.heard("b")).items()} == {1: 1, 2: 1}
 
-    async def is_gone() -> bool:
+    async def is_deleted() -> bool:
         return not await reads.heard("b")
 
-    await until(is_gone, "its lease is over")  # No one renews the lease.
+    await until(is_deleted, "its lease is over")  # No one renews the lease.
     await dies.close()
     for client in clients:
         await client.close()
@@ -191,24 +191,24 @@ async def test_reports_are_read_by_others_and_written_again_when_lost(tmp_path: 
         own, client = Etcd(url), Etcd(url)
         says, reads = (EtcdControllers(one, url.prefix, Etcd(url)) for one in (own, client))
         said = Report(0, address="h:1", cluster="c", epoch=3, max_offset=77, incarnation="i", starts=2, process="p")
-        await says.say("a/b", {1: said})
+        await says.publish("a/b", {1: said})
         assert await reads.heard("a/b") == {}  # There is no lease that would end this entry.
         await says.renew()
-        await says.say("a/b", {1: said})
-        await says.say("a", {2: said})
+        await says.publish("a/b", {1: said})
+        await says.publish("a", {2: said})
         (heard,) = (await reads.heard("a/b"))[1]
         assert heard == replace(said, max_offset=1)
         assert set(await reads.heard("a")) == {2}
         assert await says.heard("a/b") == {}, "the own say is not hearsay"
         revision = (await own.read(b"k")).header.revision
-        await says.say("a/b", {1: replace(said, max_offset=99)})
+        await says.publish("a/b", {1: replace(said, max_offset=99)})
         assert (await own.read(b"k")).header.revision == revision, "it need not be told where a log ends"
         node.wiped()
         node.start()
         await says.renew()
-        await says.say("a/b", {1: said})
+        await says.publish("a/b", {1: said})
         assert set(await reads.heard("a/b")) == {1}
-        await says.say("a/b", {})
+        await says.publish("a/b", {})
         assert await reads.heard("a/b") == {}
         key = servers.text("neve/alive/a/somebody")
         node.ask("kv/put", {"key": key, "value": servers.text("[]")})
@@ -216,12 +216,12 @@ async def test_reports_are_read_by_others_and_written_again_when_lost(tmp_path: 
             await reads.heard("a")
         node.ask("kv/put", {"key": key, "value": servers.text('{"5": {"timeoutMs": 5, "aNewField": 1}}')})
         assert set(await reads.heard("a")) == {5}
-        await says.say("a", {2: said})
+        await says.publish("a", {2: said})
         assert set(await reads.heard("a")) == {2, 5}
         (gone,) = [kv.key for kv in (await own.read_all(b"neve/alive/a/", 9)).kvs if b"somebody" not in kv.key]
         node.ask("kv/deleterange", {"key": servers.text(gone.decode())})
         await says.heard("a")  # The controller notices that its own entry is missing.
-        await says.say("a", {2: said})
+        await says.publish("a", {2: said})
         assert set(await reads.heard("a")) == {2, 5}
         await says.close()
         await own.close()
@@ -235,7 +235,7 @@ async def test_stopping_controller_causes_no_election(shared: Node, tmp_path: Pa
             a, b = FakeBroker(stops), FakeBroker(stops)
             await in_sync(a, b)
             there = [await also(a, stays), await also(b, stays)]
-            await is_told(stays, a, 1, 2)
+            await is_request_in_flight(stays, a, 1, 2)
         await stays.scan()
         info = await there[0].info()
         assert (info.ext["masterBrokerId"], info.ext["masterEpoch"]) == ("1", "1")
@@ -251,7 +251,7 @@ async def test_new_controller_learns_of_a_live_master_from_other_controllers(sha
         await in_sync(a, b)
         clock = ManualClock()
         async with controlling(tmp_path / "new", clock, register_url=url) as new:
-            await is_told(new, a, 1, 2)
+            await is_request_in_flight(new, a, 1, 2)
             clock.advance(60_000)  # The startup wait is over.
             await new.scan()
             assert (await b.info()).ext["masterEpoch"] == "1"

@@ -179,7 +179,7 @@ class OffloadedTraffic:
             self.problems.append(error)
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
+    def log_resume(self) -> Iterator[None]:
         threads = [threading.Thread(target=self._kept, args=(work,)) for work in (self.produce, self.archive)]
         for thread in threads:
             thread.start()
@@ -207,7 +207,7 @@ def test_batches_during_live_traffic_have_no_gaps(spark: Any, neve: NeveServer) 
         client.admin.create_topic("live", QUEUES)
     traffic = OffloadedTraffic(neve, "live")
     mixed = 0
-    with traffic.going_on():
+    with traffic.log_resume():
         traffic.is_archived()
         for _ in range(READS):
             before, archived = list(traffic.sent), spark.read.format("neve").options(store=neve.store, topic="live")
@@ -240,7 +240,7 @@ def test_stream_during_live_traffic_has_each_row_once_and_no_lag(spark: Any, nev
     with connect(neve.namesrv) as client:
         client.admin.create_topic("flow", QUEUES)
     traffic = OffloadedTraffic(neve, "flow")
-    with traffic.going_on():
+    with traffic.log_resume():
         traffic.is_archived()
         for _ in range(max(2, READS // 5)):
             query = started(spark, neve, tmp_path, "flow", processingTime="0 seconds")

@@ -155,11 +155,11 @@ class InTransit:
         """Consume the retries with members that run at the master until none are left."""
         retry = f"%RETRY%{GROUP}"
 
-        def came() -> bool:
+        def arrived() -> bool:
             with Client(self._master) as client:
                 return client.bounds(retry, 0)[1] == _SHARE
 
-        wait_until(came, "the retries", _CONSUMED_S)
+        wait_until(arrived, "the retries", _CONSUMED_S)
         with Client(self._master) as client:
             place = {"consumerGroup": GROUP, "topic": retry, "queueId": 0, "commitOffset": _SHARE}
             client.ask(_UPDATE_OFFSET, place)

@@ -71,7 +71,7 @@ class Steady:
             )
             raise AssertionError(f"{late}; {told} consumed; refused: {self.refused[-3:]}") from late
 
-    def go_on(self, brokers: Iterable[str], count: int = STEP) -> None:
+    def send_more(self, brokers: Iterable[str], count: int = STEP) -> None:
         """Return when each broker has acknowledged and delivered `count` more messages than now."""
         sent, got = Counter(row.broker for row in self.acked), Counter(row.broker for row in self.got)
 

@@ -26,22 +26,22 @@ def test_stock_clients_lose_no_message_in_failovers(tmp_path: Path, version: str
         with Client(brokers.master.broker) as client:
             client.create_topic(TOPIC, 4)
         with Steady(brokers.name_server.namesrv, version, tmp_path / "client") as steady:
-            steady.go_on([NAME])
+            steady.send_more([NAME])
             killed = brokers.master
             killed.kill()
             brokers.master_after(killed)
-            steady.go_on([NAME])
+            steady.send_more([NAME])
             killed.start()
             brokers.wait_until_in_sync(*brokers.members)
             frozen = brokers.master
             frozen.signal(signal.SIGSTOP)
             try:
                 brokers.master_after(frozen)
-                steady.go_on([NAME])
+                steady.send_more([NAME])
             finally:
                 frozen.signal(signal.SIGCONT)
             brokers.wait_until_in_sync(*brokers.members)
-            steady.go_on([NAME])
+            steady.send_more([NAME])
             steady.stop_sending()
             steady.drained(NAME)
             acked, got = list(steady.acked), list(steady.got)

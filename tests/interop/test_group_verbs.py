@@ -11,7 +11,7 @@ from tests.kit.cluster.group_command import (
     GROUP,
     a_deleted_group_is_gone,
     fill,
-    is_told,
+    is_request_in_flight,
     members_are_told,
     reset_does_what_it_shows,
 )
@@ -24,7 +24,7 @@ def test_apache_groups_are_shown_like_neve_groups(tmp_path: Path, capfd: pytest.
     with ApacheServer(tmp_path, heap="512m", quick=True) as apache:
         fill(apache.namesrv)
         neve = Command("group", capfd, "-n", apache.namesrv)
-        is_told(neve)
+        is_request_in_flight(neve)
         assert all(row["cold"] is None for row in neve.json("lag", GROUP))
         reset_does_what_it_shows(neve, apache.namesrv)
         members_are_told(neve, apache.namesrv)

@@ -144,7 +144,7 @@ def test_promotion_procedure_of_the_page_works(tmp_path: Path) -> None:
                 client.send("bulk", 0, bytes(100_000))
         try:
             with Steady(pair.namesrv, jvm.SERVER, tmp_path / "clients") as clients:
-                clients.go_on(["stock"])
+                clients.send_more(["stock"])
                 _move(operator, clients, transit)
             assert_each_offset_once_acknowledged_and_consumed(clients.acked, clients.got)
         finally:
@@ -188,7 +188,7 @@ def _move(operator: MigrationOperator, clients: Steady, transit: InTransit) -> N
     rows = [row for row in printed["mqadmin clusterList -n names:9876"].splitlines() if " stock " in row]
     assert len(rows) == 1, "the other one is retired"
     assert operator.broker.broker in rows[0]
-    clients.go_on(["stock"], 60)
+    clients.send_more(["stock"], 60)
     clients.stop_sending()
     clients.drained("stock")
     _goes_on(transit, pair.namesrv, operator.broker.broker, operator.directory / "taking")
@@ -212,10 +212,10 @@ def test_import_procedure_of_the_page_works(tmp_path: Path) -> None:
         stop, dry, *others = lines(steps)
         try:
             with Steady(pair.namesrv, jvm.SERVER, tmp_path / "clients") as clients:
-                clients.go_on(["stock"])
+                clients.send_more(["stock"])
                 written = json.loads(operator.does(dry))["log_end"]
                 assert written > 0
-                clients.go_on(["stock"])
+                clients.send_more(["stock"])
                 transit.before_the_end()
                 transit.assert_is_on_its_way()
                 operator.does(stop)
@@ -223,7 +223,7 @@ def test_import_procedure_of_the_page_works(tmp_path: Path) -> None:
                 status, progress = [operator.does(line) for line in others][1:]
                 assert "stock" in status
                 assert "stock" in progress
-                clients.go_on(["stock"], 2 * 30)
+                clients.send_more(["stock"], 2 * 30)
                 clients.stop_sending()
                 clients.drained("stock")
             _goes_on(transit, pair.namesrv, operator.broker.broker, tmp_path / "taking")

@@ -33,13 +33,13 @@ def test_running_stock_consumer_misses_no_message_in_a_promotion(tmp_path: Path)
         with Client(pair.master.broker) as client:
             client.create_topic(STEADY, 2)
         with Steady(pair.namesrv, jvm.SERVER, tmp_path / "clients") as clients:
-            clients.go_on(["stock"])
+            clients.send_more(["stock"])
             pair.has_all()
-            clients.go_on(["stock"])
+            clients.send_more(["stock"])
             pair.has_log()
             pair.master.stop()
             with pair.promoted():
-                clients.go_on(["stock"], 2 * 30)
+                clients.send_more(["stock"], 2 * 30)
                 clients.stop_sending()
                 clients.drained("stock")
         assert_each_offset_once_acknowledged_and_consumed(clients.acked, clients.got)

@@ -128,22 +128,22 @@ def test_acknowledged_messages_survive_added_stopped_and_killed_servers(
 ) -> None:
     first, second = cluster.namesrvs
     with Steady(cluster.addresses, version, tmp_path / "client") as steady:
-        go_on(steady, "ab")
+        send_more(steady, "ab")
         cluster.add("c")
-        go_on(steady, "abc")
+        send_more(steady, "abc")
         scale_in(cluster, steady, tmp_path)
         cluster.brokers["b"].kill()
-        go_on(steady, "c")
+        send_more(steady, "c")
         cluster.brokers["b"].start()
-        go_on(steady, "bc")
+        send_more(steady, "bc")
         first.kill()
-        go_on(steady, "bc")
+        send_more(steady, "bc")
         second.kill()
-        go_on(steady, "bc", 5 * STEP)  # Long enough for clients to request routes more than once.
+        send_more(steady, "bc", 5 * STEP)  # Long enough for clients to request routes more than once.
         first.start()
         # Brokers reconnect to it by themselves, and so does a client that has never used it.
         wait_until(lambda: first.brokers_of(TOPIC) == {"b", "c"}, "the brokers' return to the name server")
-        go_on(steady, "bc")
+        send_more(steady, "bc")
         steady.stop_sending()
         for broker in "abc":
             steady.drained(broker)
@@ -154,8 +154,8 @@ def test_acknowledged_messages_survive_added_stopped_and_killed_servers(
     assert_archived(cluster.store, acked)
 
 
-def go_on(steady: Steady, brokers: str, count: int = STEP) -> None:
-    steady.go_on(brokers, count)
+def send_more(steady: Steady, brokers: str, count: int = STEP) -> None:
+    steady.send_more(brokers, count)
 
 
 def scale_in(cluster: GrowingCluster, steady: Steady, home: Path) -> None:
@@ -164,15 +164,15 @@ def scale_in(cluster: GrowingCluster, steady: Steady, home: Path) -> None:
     said = mqadmin(cluster.addresses, "wipeWritePerm", "-b", "a", home=home / "admin")
     assert said.count("OK") == len(cluster.namesrvs), said
     wait_until(lambda: all(each.brokers_of(TOPIC) == {"b", "c"} for each in cluster.namesrvs), "the wiped permission")
-    go_on(steady, "bc")  # The producer has a new route by then.
+    send_more(steady, "bc")  # The producer has a new route by then.
     before = Counter(row.broker for row in steady.acked)["a"]
-    go_on(steady, "bc")
+    send_more(steady, "bc")
     assert Counter(row.broker for row in steady.acked)["a"] == before, "a took messages after its permission went"
     steady.drained("a")
     leaving.offload()
     assert leaving.stop() == 0
     assert all("a" not in each.brokers_of(TOPIC) for each in cluster.namesrvs)
-    go_on(steady, "bc")
+    send_more(steady, "bc")
 
 
 def assert_archived(store: str, acked: list[PlacedMessage]) -> None:

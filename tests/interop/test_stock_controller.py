@@ -59,7 +59,7 @@ def committed(member: Broker) -> int | None:
     return offsets_at(member.broker).get(f"{TOPIC}@{GROUP}", {}).get(0)
 
 
-def stands_at(member: Broker, offset: int) -> bool:
+def saved_position(member: Broker, offset: int) -> bool:
     """Return whether the broker has a role and this committed offset of the group."""
     try:
         return committed(member) == offset
@@ -81,7 +81,7 @@ class NumberedSends:
         self.acknowledged: list[bytes] = []
         self._tried = 0
 
-    def go_on(self, count: int) -> None:
+    def send_more(self, count: int) -> None:
         """Send to the current master. If it rejects a send because a slave has just reconnected, send another one."""
         master = self._brokers.master
         for _ in range(count):
@@ -110,16 +110,16 @@ def test_neve_set_fails_over_under_apaches_controller(tmp_path: Path) -> None:
     with MixedSet(tmp_path, neves=2) as brokers:
         create_topic(brokers)
         sent, first = NumberedSends(brokers), brokers.master
-        sent.go_on(50)
+        sent.send_more(50)
         first.kill()
         second = brokers.master_after(first)
         assert not takes(second, b"alone"), "two have to have it"
         first.start()
         brokers.wait_until_in_sync(*brokers.members)
-        sent.go_on(50)
+        sent.send_more(50)
         elect(brokers, first)
         brokers.wait_until_in_sync(*brokers.members)
-        sent.go_on(50)
+        sent.send_more(50)
         sent.assert_kept()
         assert_same_logs(brokers.master, *brokers.members)
         assert brokers.told()["masterEpoch"] == 3
@@ -133,16 +133,16 @@ def test_set_survives_a_killed_leader_of_apaches_controllers(
     with MixedSet(tmp_path, neves=2, controllers=3) as brokers:
         create_topic(brokers)
         sent, first = NumberedSends(brokers), brokers.master
-        sent.go_on(20)
+        sent.send_more(20)
         leader = brokers.leader
         leader.kill()
-        sent.go_on(20)
+        sent.send_more(20)
         wait_until(lambda: any(one.leads() for one in brokers.controllers if one is not leader), "a leader", _CHANGE_S)
         first.kill()
         brokers.master_after(first)
         first.start()
         brokers.wait_until_in_sync(*brokers.members)
-        sent.go_on(20)
+        sent.send_more(20)
         sent.assert_kept()
         assert_same_logs(brokers.master, *brokers.members)
 
@@ -152,7 +152,7 @@ def test_set_elects_a_master_after_a_kill_of_all_members_and_controller(tmp_path
     with MixedSet(tmp_path, neves=2) as brokers:
         create_topic(brokers)
         sent = NumberedSends(brokers)
-        sent.go_on(20)
+        sent.send_more(20)
         epoch = brokers.told()["masterEpoch"]
         (controller,) = brokers.controllers
         for server in (controller, *brokers.members):
@@ -160,7 +160,7 @@ def test_set_elects_a_master_after_a_kill_of_all_members_and_controller(tmp_path
         for server in (controller, *brokers.members):
             server.start()
         brokers.wait_until_in_sync(*brokers.members)
-        sent.go_on(20)
+        sent.send_more(20)
         assert brokers.told()["masterEpoch"] > epoch
         sent.assert_kept()
         assert_same_logs(brokers.master, *brokers.members)
@@ -180,13 +180,13 @@ def test_mixed_set_switches_between_neve_and_apache_masters_without_loss(tmp_pat
         assert brokers.master is apache
         create_topic(brokers)
         sent = NumberedSends(brokers)
-        sent.go_on(50)
+        sent.send_more(50)
         assert_same_logs(apache, one, other)
         for next_master in (one, apache, other, one, apache):
             elect(brokers, next_master)
-            sent.go_on(20)
+            sent.send_more(20)
             brokers.wait_until_in_sync(*brokers.members)
-            sent.go_on(20)
+            sent.send_more(20)
             assert_same_logs(brokers.master, *brokers.members)
             sent.assert_kept()
 
@@ -201,16 +201,16 @@ def test_mixed_set_keeps_messages_topics_and_groups_in_failovers(
         apache = brokers.members[0]
         create_topic(brokers)
         sent = NumberedSends(brokers)
-        sent.go_on(50)
+        sent.send_more(50)
         with Client(apache.broker) as client:
             client.ask(_UPDATE_GROUP, {}, json.dumps({"groupName": GROUP}).encode())
         commit(apache, 30)
         for member in brokers.members[1:]:
-            wait_until(partial(stands_at, member, 30), "the group's position is polled", _CHANGE_S)
+            wait_until(partial(saved_position, member, 30), "the group's position is polled", _CHANGE_S)
 
         apache.kill()
         second = brokers.master_after(apache)
-        sent.go_on(20)
+        sent.send_more(20)
         assert committed(second) == 30
         sent.assert_kept()
         with Client(second.broker) as client:
@@ -220,7 +220,7 @@ def test_mixed_set_keeps_messages_topics_and_groups_in_failovers(
         brokers.wait_until_in_sync(*brokers.members)
         assert_same_logs(second, *brokers.members)
         wait_until(lambda: queues_of(apache, "made-at-neves") == 3, "Apache's slave has the topic", _CHANGE_S)
-        wait_until(partial(stands_at, apache, 60), "and the group's position", _CHANGE_S)
+        wait_until(partial(saved_position, apache, 60), "and the group's position", _CHANGE_S)
 
         third = next(member for member in brokers.members[1:] if member is not second)
         third.kill()
@@ -229,7 +229,7 @@ def test_mixed_set_keeps_messages_topics_and_groups_in_failovers(
         assert brokers.master_after(second) is apache
         third.start()
         brokers.wait_until_in_sync(apache, third)
-        sent.go_on(20)
+        sent.send_more(20)
         sent.assert_kept()
         assert committed(apache) == 60
         assert queues_of(apache, "made-at-neves") == 3
@@ -246,7 +246,7 @@ def test_mqadmin_commands_print_the_state_of_a_mixed_set(tmp_path: Path) -> None
         ids = {member.broker: brokers.id_of(member) for member in brokers.members}
         create_topic(brokers)
         sent = NumberedSends(brokers)
-        sent.go_on(10)
+        sent.send_more(10)
         assert_same_logs(apache, one, other)
         follower = next(each for each in brokers.controllers if each is not brokers.leader)
         controller, names = f"-a {follower.address}", f"-n {brokers.name_server.namesrv}"
@@ -272,7 +272,7 @@ def test_mqadmin_commands_print_the_state_of_a_mixed_set(tmp_path: Path) -> None
         )
         assert f"#BrokerMasterAddr {one.broker}" in elected
         assert "#MasterEpoch 2" in elected
-        sent.go_on(10)
+        sent.send_more(10)
         brokers.wait_until_in_sync(*brokers.members)
         assert_same_logs(one, apache, other)
         epochs, of_master, of_slave, of_apache = mqadmin_says(
@@ -314,7 +314,7 @@ def test_mqadmin_commands_print_the_state_of_a_mixed_set(tmp_path: Path) -> None
         ]
         subprocess.run([*command, "--namesrv", brokers.name_server.namesrv], check=True, timeout=_CHANGE_S)
         assert brokers.master is other
-        sent.go_on(10)
+        sent.send_more(10)
         sent.assert_kept()
 
 
@@ -338,7 +338,7 @@ def test_pending_messages_survive_a_change_between_neve_and_apache_master(tmp_pa
         sent = NumberedSends(brokers)
         for former, following in ((apache, neve), (neve, apache)):
             name = b"apache" if former is apache else b"neve"
-            sent.go_on(5)
+            sent.send_more(5)
             with Client(former.broker) as client:
                 for number in range(3):
                     client.send(TOPIC, 0, b"delayed at %b %d" % (name, number), properties(DELAY=4))
@@ -354,7 +354,7 @@ def test_pending_messages_survive_a_change_between_neve_and_apache_master(tmp_pa
                 former.start()
             else:
                 elect(brokers, following)
-            sent.go_on(5)
+            sent.send_more(5)
             wait_until(partial(commit_half, following, late), "the transaction is committed", _CHANGE_S)
             wanted = {b"delayed at %b %d" % (name, number) for number in range(3)}
             wanted |= {b"early at %b" % name, b"late at %b" % name}

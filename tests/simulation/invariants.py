@@ -69,8 +69,8 @@ def check_erased(world: StorageWorld) -> None:
     """Check that no read of the local log returns an erased message: by physical offset, by key or by queue offset."""
     store, given, by_number = world.process.store, world.model.given, world.model.by_number
     for place in world.model.certified:
-        is_gone = place[2] < store.queues.min_offset(*place[:2])  # A queue's file may still have its entry.
-        assert is_gone or store.reader.entry(*place) is None, f"{place} was erased, and its entry is returned"
+        is_deleted = place[2] < store.queues.min_offset(*place[:2])  # A queue's file may still have its entry.
+        assert is_deleted or store.reader.entry(*place) is None, f"{place} was erased, and its entry is returned"
         message = by_number[given[place]]
         raw = store.reader.shown_record_at(message.physical)
         assert raw != message.record, f"{place} was erased, and is returned by its place, {message.physical}"

@@ -87,7 +87,7 @@ class InProcessWorker(WorkerClient):
 
         pipeline = InTurn(
             store_url, metadata, self._work_dir,
-            submit=submit, patience=Patience(0.0, 1), hangs=_nothing_hangs, tell=lambda message: None,
+            submit=submit, patience=Patience(0.0, 1), hangs=_nothing_hangs, notify=lambda message: None,
         )  # fmt: skip
         return pipeline
 

@@ -25,7 +25,7 @@ from infra.process.startup import StartupError
 from lifecycle.erase import EraseRequest
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.catalog.catalog import Catalog
-from neve.archive.catalog.journal_reader import CheckpointsGone, following, read_catalog
+from neve.archive.catalog.journal_reader import CheckpointsDeleted, following, read_catalog
 from neve.archive.format.journal import EntriesDeleted, anchor
 from neve.errors import BrokerError
 from neve.remoting.names import METADATA_LOG
@@ -334,7 +334,7 @@ class StorageWorld:
             for seq, entry, data in following(source, BROKER, "", catalog.next_seq, catalog.anchor):
                 catalog.apply(seq, entry, anchor(data))
             state_of(catalog, BROKER)  # Each topic as of now: later none of its initial data may remain.
-        except (EntriesDeleted, CheckpointsGone):
+        except (EntriesDeleted, CheckpointsDeleted):
             self.tell("  a reader fell behind")
             self.counts["reader fell behind"] += 1
             catalog = read_catalog(source, BROKER, whole=True)

@@ -62,15 +62,15 @@ class KnownArchive:
         else:
             self.save(epoch)
 
-    def may_have_given_again(self, log_end: int | None) -> bool:
+    def may_have_reassigned(self, log_end: int | None) -> bool:
         """Return whether offsets assigned without the store may be among those that the archive names.
 
         A log that ends below all of them (`log_end`, at a start) resumes above them. For a log that has grown past them
         the answer is True, because collisions cannot be detected.
         """
         end = self._catalog.rounds.intent_end
-        is_news = self.offline_from is not None and end > max(self.high, self.offline_from)
-        return is_news and (log_end is None or log_end >= end)
+        is_new = self.offline_from is not None and end > max(self.high, self.offline_from)
+        return is_new and (log_end is None or log_end >= end)
 
     def forget_pending(self) -> None:
         """Forget the offsets of entries that are not in the journal; after our EPOCH, they never will be.

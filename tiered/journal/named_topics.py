@@ -46,7 +46,7 @@ class NamedTopics:
         with self._lock:
             return self._has(topic)
 
-    def begin_again(self, topic: str) -> bool:
+    def restart_at_zero(self, topic: str) -> bool:
         """Let a deleted topic restart at offset 0; return False if the archive may know one of its offsets."""
         with self._lock:
             if self._has(topic):
@@ -68,9 +68,9 @@ class NamedTopics:
     def forget_pending(self) -> bool:
         """Forget recorded offsets that cannot reach the journal any longer; return whether a topic was forgotten."""
         with self._lock:
-            is_news = bool(self._named.keys() - set(self._catalog.named_topics()))
+            is_new = bool(self._named.keys() - set(self._catalog.named_topics()))
             self._named = {}
-            return is_news
+            return is_new
 
     def everything(self) -> Lasts:
         """Return the recorded offsets and those of the catalog. For the journal's thread; it takes no lock."""

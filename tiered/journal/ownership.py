@@ -327,7 +327,7 @@ class Ownership:
                 f"the archive of {self._broker} is a broker set's, in its master epoch {catalog.master_epoch}: start "
                 "this broker as a member of it, or use --restore-from with an empty data directory"
             )
-        if known.may_have_given_again(claim.log_end):
+        if known.may_have_reassigned(claim.log_end):
             raise ArchiveRefused(
                 f"archive of broker {self._broker} reaches {end}, unknown to this older copy of its data "
                 f"directory: it continued from {known.offline_from} without its store and may have assigned the "

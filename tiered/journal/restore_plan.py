@@ -55,7 +55,7 @@ def read_basis(source: JournalSource, broker: str, prefix: str = "") -> Basis:
         for _, entry in entries(source, broker, prefix, state.next_seq):
             if isinstance(entry, Topic):
                 deleted[entry.topic] = entry.deleted
-    return Basis(state, sorted(topic for topic, gone in deleted.items() if gone))
+    return Basis(state, sorted(topic for topic, removed in deleted.items() if removed))
 
 
 def plan_restore(

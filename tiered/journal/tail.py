@@ -24,7 +24,7 @@ from infra.objects.store import (
 )
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import (
-    CutShort,
+    IncompleteAnswer,
     check_exists,
     entry_exists,
     following,
@@ -105,7 +105,7 @@ class JournalTail:
         try:
             for seq, entry, data in following(self.store, self.broker, self.prefix, catalog.next_seq, catalog.anchor):
                 self._accept(seq, entry, data)
-        except CutShort as error:
+        except IncompleteAnswer as error:
             raise StoreUnavailable(str(error)) from error
 
     def _load_newer_checkpoint(self, log_uuid: str = "") -> bool:
@@ -220,7 +220,7 @@ class JournalTail:
             return  # entry 0 is never missing: SHORTENED replaces it
         try:
             check_exists(self.store, self.key_of(seq - 1), self.catalog.anchor)
-        except (ObjectStoreError, CutShort) as error:
+        except (ObjectStoreError, IncompleteAnswer) as error:
             raise UnknownOutcome(
                 f"entry {seq} of {self.broker} is stored but may be below deleted entries: {error}"
             ) from error

@@ -144,13 +144,13 @@ class JournalWriter:
         with self._lock:
             self.ownership.follow()
             left = {tombstone.topic for tombstone in self.catalog.forgettable()}
-            gone = [topic for topic in topics if topic in left]
-            if gone:
-                self.append(Forget(topics=gone))
-            is_news = self.catalog.next_seq > self._open_at and self.named.forget_pending()
-            if gone or is_news:  # `is_news` after an interrupted run
+            removed = [topic for topic in topics if topic in left]
+            if removed:
+                self.append(Forget(topics=removed))
+            is_new = self.catalog.next_seq > self._open_at and self.named.forget_pending()
+            if removed or is_new:  # `is_new` after an interrupted run
                 self._known.save(self.ownership.epoch)
-            return gone
+            return removed
 
     # ---- shortening
 
@@ -167,12 +167,12 @@ class JournalWriter:
 
     # ---- restarted topics
 
-    def begin_again(self, topic: str) -> bool:
+    def restart_at_zero(self, topic: str) -> bool:
         """Let a deleted topic restart at offset 0; return False if the archive may know one of its offsets.
 
         The caller removes the topic's queues before anything else; a plan made with them is refused.
         """
-        return not self.ownership.fenced and self.named.begin_again(topic)
+        return not self.ownership.fenced and self.named.restart_at_zero(topic)
 
 
 def _names_offsets(entry: AnyEntry) -> TypeGuard[Intent]:

@@ -28,7 +28,7 @@ class _Cached:
     highest: dict[int, int] = field(default_factory=dict)  # queue -> highest offset at which a read began
 
 
-class _Coming(NamedTuple):
+class _Prefetched(NamedTuple):
     group: DecodedGroup
     until: int  # the group is evicted when `_put_bytes` exceeds it
 
@@ -38,7 +38,7 @@ class GroupCache:
 
     def __init__(self, capacity: int, mapped_max: int = 1024) -> None:
         self._held: SegmentedLru[Key, _Cached] = SegmentedLru(capacity)
-        self._coming: OrderedDict[Key, _Coming] = OrderedDict()
+        self._prefetched: OrderedDict[Key, _Prefetched] = OrderedDict()
         self._mapped_max = mapped_max
         self._put_bytes = 0
         self.mapped = 0
@@ -54,11 +54,11 @@ class GroupCache:
         return self._held.nbytes + self.ahead_bytes
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._coming or key in self._held
+        return key in self._prefetched or key in self._held
 
     def get(self, key: Key, queue: int, offset: int) -> DecodedGroup | None:
         """Return a group for a read that begins at an offset of a queue; None if it is not cached."""
-        if key in self._coming:
+        if key in self._prefetched:
             self._keep(key, self._reached(key))
         cached = self._held.peek(key)
         if cached is None:
@@ -74,36 +74,36 @@ class GroupCache:
             return
         self.mapped += group.is_mapped
         if ahead:
-            self._coming[key] = _Coming(group, self._put_bytes + _WAITS * self.capacity)
+            self._prefetched[key] = _Prefetched(group, self._put_bytes + _WAITS * self.capacity)
             self.ahead_bytes += group.nbytes
         else:
             self._keep(key, group)
         self._shrink()
 
     def forget(self, key: Key) -> None:
-        if key in self._coming:
+        if key in self._prefetched:
             self.mapped -= self._reached(key).is_mapped
-        elif (gone := self._held.pop(key)) is not None:
-            self.mapped -= gone.group.is_mapped
+        elif (removed := self._held.pop(key)) is not None:
+            self.mapped -= removed.group.is_mapped
 
     def _reached(self, key: Key) -> DecodedGroup:
-        group, _ = self._coming.pop(key)
+        group, _ = self._prefetched.pop(key)
         self.ahead_bytes -= group.nbytes
         return group
 
     def _keep(self, key: Key, group: DecodedGroup) -> None:
-        for _, gone in self._held.put(key, _Cached(group), group.nbytes):
-            self.mapped -= gone.group.is_mapped
+        for _, removed in self._held.put(key, _Cached(group), group.nbytes):
+            self.mapped -= removed.group.is_mapped
 
     def _shrink(self) -> None:
-        while self._coming and next(iter(self._coming.values())).until < self._put_bytes:
-            self._drop_coming()
+        while self._prefetched and next(iter(self._prefetched.values())).until < self._put_bytes:
+            self._drop_prefetched()
         while self.nbytes > self.capacity or self.mapped > self._mapped_max:
             oldest = self._held.oldest()
             if oldest is None:
-                self._drop_coming()
-            elif (gone := self._held.pop(oldest)) is not None:
-                self.mapped -= gone.group.is_mapped
+                self._drop_prefetched()
+            elif (removed := self._held.pop(oldest)) is not None:
+                self.mapped -= removed.group.is_mapped
 
-    def _drop_coming(self) -> None:
-        self.mapped -= self._reached(next(iter(self._coming))).is_mapped
+    def _drop_prefetched(self) -> None:
+        self.mapped -= self._reached(next(iter(self._prefetched))).is_mapped

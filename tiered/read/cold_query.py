@@ -175,25 +175,25 @@ class _Looks:
         for place in places:
             objects.setdefault(place.name.key, (place.name, []))[1].append(place.number)
         self._next = deque(list(objects.values())[:OBJECTS_MAX])
-        self._begun: dict[str, Future[frozenset[int]]] = {}
+        self._searches: dict[str, Future[frozenset[int]]] = {}
         self._wanted, self._may_hold = wanted, may_hold
 
     def of(self, place: _Place) -> "Future[frozenset[int]] | None":
         """Return the future for a place's object; None if it is beyond OBJECTS_MAX."""
-        coming = sum(not look.done() for look in self._begun.values())
-        while self._next and (place.name.key not in self._begun or coming < _OBJECTS_AHEAD):
+        coming = sum(not look.done() for look in self._searches.values())
+        while self._next and (place.name.key not in self._searches or coming < _OBJECTS_AHEAD):
             name, numbers = self._next.popleft()
-            self._begun[name.key] = self._may_hold(name, numbers, self._wanted)
+            self._searches[name.key] = self._may_hold(name, numbers, self._wanted)
             coming += 1
-        return self._begun.get(place.name.key)
+        return self._searches.get(place.name.key)
 
     def rules_out(self, place: _Place) -> bool:
         """Whether a completed request excludes the place."""
-        look = self._begun.get(place.name.key)
+        look = self._searches.get(place.name.key)
         return look is not None and look.done() and not look.cancelled() and place.number not in look.result()
 
     def close(self) -> None:
-        for look in self._begun.values():
+        for look in self._searches.values():
             look.cancel()
 
 

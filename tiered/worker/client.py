@@ -128,7 +128,7 @@ class WorkerClient:
             submit=self._submit,
             patience=self._patience,
             hangs=self._end,
-            tell=self._tell,
+            notify=self._notify,
             gives_way=lambda: self._has_priority != self._priority,
             make_room=self._make_room_now,
         )
@@ -349,7 +349,7 @@ class WorkerClient:
         options = ["--fd", str(descriptor), "--uploads", str(self._uploads), *self._cache_arguments]
         return [sys.executable, "-m", "tiered.worker", self._priority, *options]
 
-    def _tell(self, message: frames.GiveUp) -> None:
+    def _notify(self, message: frames.GiveUp) -> None:
         with self._lock:
             if self._socket is not None:
                 self._send_quietly(self._socket, message)
@@ -381,10 +381,10 @@ class WorkerClient:
         """End the process for a successor with another priority; its requests fail with MadeRoom. Under the lock."""
         if self._socket is None:
             return  # it ended by itself, and its receiver thread fails its requests
-        owed = list(self._pending.values())
+        still_pending = list(self._pending.values())
         self._pending.clear()
         self._hang_up()
-        for future in owed:
+        for future in still_pending:
             future.set_exception(MadeRoom("the tier worker was replaced by another"))
 
     def _hang_up(self) -> None:

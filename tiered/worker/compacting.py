@@ -14,7 +14,7 @@ from neve.archive.format.journal import CommittedObject
 from neve.archive.rows.schema import DamagedObject, ObjectFacts
 from tiered.worker import frames
 from tiered.worker.work_dir import own_prefix
-from tiered.write.compactor import Input, NotWanted, compact
+from tiered.write.compactor import Cancelled, Input, compact
 from tiered.write.segment_writer import GroupSizes
 
 _COPIES = 8  # concurrent copies
@@ -47,7 +47,7 @@ def _copy(store: ObjectStore, is_wanted: Callable[[], bool], one: Input) -> None
     with one.path.open("wb") as file:
         for start in range(0, one.name.size, _COPY_BYTES):
             if not is_wanted():
-                raise NotWanted(one.name.key)
+                raise Cancelled(one.name.key)
             length = min(_COPY_BYTES, one.name.size - start)
             data = store.get_range(one.name.key, start, length)
             if len(data) != length:

@@ -86,7 +86,7 @@ class DiskCache:
                 self._remove(part)
                 raise
             with self._lock:
-                self._drop(gone for gone, _ in self._files.put(file, size, size))
+                self._drop(removed for removed, _ in self._files.put(file, size, size))
         except OSError as error:
             self._give_up(error)
 
@@ -110,7 +110,7 @@ class DiskCache:
                 self._remove(self._directory / file)
                 continue
             size = self._disk.size(self._directory / file)
-            self._drop(gone for gone, _ in self._files.put(file, size, size))
+            self._drop(removed for removed, _ in self._files.put(file, size, size))
 
     def _has_room(self, size: int) -> bool:
         """Whether there is room for `size` bytes, after evicting files. Under the lock."""

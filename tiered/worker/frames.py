@@ -225,7 +225,7 @@ decode_message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Messa
 decode_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-class PeerGone(ConnectionError):
+class PeerDisconnected(ConnectionError):
     """The peer closed the connection, or died in the middle of a message."""
 
 
@@ -248,10 +248,10 @@ def receive(sock: socket.socket) -> tuple[bytes, int | None]:
     try:
         head += _exactly(sock, _HEAD.size - len(head)) if head else b""
         if not head:
-            raise PeerGone("the peer closed the connection")
+            raise PeerDisconnected("the peer closed the connection")
         length, _ = _HEAD.unpack(head)
         return _exactly(sock, length), descriptor
-    except PeerGone:
+    except PeerDisconnected:
         if descriptor is not None:
             os.close(descriptor)
         raise
@@ -268,7 +268,7 @@ def _exactly(sock: socket.socket, length: int) -> bytes:
     while len(received) < length:
         part = sock.recv(min(length - len(received), 1 << 20))
         if not part:
-            raise PeerGone("the peer ended in the middle of a message")
+            raise PeerDisconnected("the peer ended in the middle of a message")
         received += part
     return bytes(received)
 

@@ -23,7 +23,7 @@ from infra.process.processor import ProcessorDemand
 
 # Assumed lowest throughput of a store in bytes per second, unless a lower rate is set.
 _SLOWEST_BYTES = 1 << 20
-_LOOK_SECONDS = 2.0  # between two checks of a silent worker
+_CHECK_SECONDS = 2.0  # between two checks of a silent worker
 
 
 class Patience:
@@ -37,11 +37,11 @@ class Patience:
         seconds: float,
         uploads: int,
         look: "Callable[[], ProcessorDemand | None]" = lambda: None,
-        look_seconds: float = _LOOK_SECONDS,
+        check_seconds: float = _CHECK_SECONDS,
     ) -> None:
-        """`uploads`: uploads that share the rate. `look`: checks the worker each `look_seconds` of its silence."""
+        """`uploads`: uploads that share the rate. `look`: checks the worker each `check_seconds` of its silence."""
         self.seconds, self.rate = seconds, 0
-        self._sharing, self._look, self._look_seconds = uploads, look, look_seconds
+        self._sharing, self._look, self._check_seconds = uploads, look, check_seconds
         self.starved = 0.0  # seconds that were not counted
         self._lock = threading.Lock()
         self._asked = self._ended = 0  # bytes since the start
@@ -65,7 +65,7 @@ class Patience:
         """
         waiting, before = self.begin(), None
         while True:
-            seconds = waiting.more(self._look_seconds)
+            seconds = waiting.more(self._check_seconds)
             ended = wait(answers, seconds, FIRST_COMPLETED).done
             if ended or not seconds:
                 return ended, waiting.waited
@@ -88,8 +88,8 @@ class Patience:
         with self._lock:
             since = self._ended - ended
             passed_by = since if since < self._sharing * (asked - ended) else 0
-            owed = self._asked - self._ended + passed_by
-            return self.seconds + owed / min(self.rate or _SLOWEST_BYTES, _SLOWEST_BYTES)
+            outstanding = self._asked - self._ended + passed_by
+            return self.seconds + outstanding / min(self.rate or _SLOWEST_BYTES, _SLOWEST_BYTES)
 
 
 class Wait:

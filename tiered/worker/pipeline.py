@@ -52,7 +52,7 @@ class Pipeline:
         submit: Callable[[frames.EncodeUpload, int], Future[Any]],
         patience: Patience,
         hangs: Callable[[], None],
-        tell: Callable[[frames.GiveUp], None],
+        notify: Callable[[frames.GiveUp], None],
         gives_way: Callable[[], bool] = lambda: False,
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
@@ -65,7 +65,7 @@ class Pipeline:
             make_room: replaces the worker at once; its requests in progress are lost.
         """
         self._store_url, self._metadata, self._work_dir = store_url, dict(metadata), work_dir
-        self._submit, self._patience, self._hangs, self._tell = submit, patience, hangs, tell
+        self._submit, self._patience, self._hangs, self._notify = submit, patience, hangs, notify
         self._gives_way, self._make_room = gives_way, make_room
         self._suspects: deque[UploadBatch] = deque()
         self._wanted: deque[UploadBatch] = deque()
@@ -95,7 +95,7 @@ class Pipeline:
         self._suspects.clear()
         self._wanted.clear()
         if self._under_way:
-            self._tell(frames.GiveUp(max(one.number for one in self._under_way.values())))
+            self._notify(frames.GiveUp(max(one.number for one in self._under_way.values())))
 
     # ---- requests
 

@@ -82,7 +82,7 @@ class Worker:
             while True:
                 try:
                     payload, descriptor = frames.receive(self._socket)
-                except (frames.PeerGone, ConnectionError):
+                except (frames.PeerDisconnected, ConnectionError):
                     return
                 self._begin(frames.decode_message.decode(payload), descriptor)
         finally:
@@ -373,8 +373,8 @@ def _end_over_a_bug(done: Future[None]) -> None:
 
 
 def _check_offsets(rows: DecodedRows, request: frames.ReadGroup) -> None:
-    said = [np.arange(first, last + 1) for _, first, last in request.runs]
-    if not np.array_equal(rows.offsets, np.concatenate(said)):
+    ranges = [np.arange(first, last + 1) for _, first, last in request.runs]
+    if not np.array_equal(rows.offsets, np.concatenate(ranges)):
         raise DamagedObject(f"{request.key}: row group {request.index} has other rows than its journal says")
 
 

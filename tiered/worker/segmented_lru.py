@@ -59,14 +59,14 @@ class SegmentedLru(Generic[K, V]):
             return [(key, value)]
         self._probation[key] = (value, nbytes)
         self.nbytes += nbytes
-        gone = []
+        removed = []
         while self.nbytes > self.capacity:
             oldest = next(iter(self._probation))
             victim = oldest if oldest != key else next(iter(self._protected))
             dropped = self.pop(victim)
             assert dropped is not None
-            gone.append((victim, dropped))
-        return gone
+            removed.append((victim, dropped))
+        return removed
 
     def pop(self, key: K) -> V | None:
         held = self._probation.pop(key, None)

@@ -39,7 +39,7 @@ from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, describe_file
 GROUPS_BYTES = 64 << 20
 
 
-class NotWanted(ValueError):
+class Cancelled(ValueError):
     """The object is no longer wanted."""
 
 
@@ -91,7 +91,7 @@ def compact(
         with writer:
             for queue, table, records in _rows(inputs, below, erased):
                 if not is_wanted():
-                    raise NotWanted(key)
+                    raise Cancelled(key)
                 writer.add(queue, table, records)
         name = describe_file(out_path, key)
         if name.sha256 != writer.sha256 or name.rows != writer.rows:

@@ -51,7 +51,7 @@ BATCH = 5_000
 _HINT = "_last_checkpoint"  # other programs may write this file; neve does not, and readers don't need it
 
 
-class Overtaken(Exception):
+class CommitConflict(Exception):
     """Another process writes this broker's journal to the table, or the known part of its log was cleaned up.
 
     A caller that reads the log again can continue.
@@ -70,7 +70,7 @@ class DeltaTable:
         try:
             state = read_table(store, self.root)
         except FileNotFoundError as error:
-            raise Overtaken(f"{self.root}: its log was cleaned up meanwhile: {error}") from error
+            raise CommitConflict(f"{self.root}: its log was cleaned up meanwhile: {error}") from error
         if state.version != NO_VERSION and not is_locked(state.protocol or {}):
             raise ForeignTable(f"{log_folder(self.root)} is of another program's table")
         self.version, self.synced = state.version, state.transactions.get(self._app, -1)
@@ -91,26 +91,26 @@ class DeltaTable:
         """
         assert self._files is not None and seq >= self.synced
         wanted = {file_key(action["add"]): action for action in (self._add(file, True) for file in files)}
-        gone = [told for key, told in self._files.items() if key not in wanted]
-        came = [action for key, action in wanted.items() if key not in self._files]
-        removed = [remove(told, time_ms=time_ms, data_change=True) for told in gone]
-        if removed or came:
+        dropped = [former for key, former in self._files.items() if key not in wanted]
+        added = [action for key, action in wanted.items() if key not in self._files]
+        removed = [remove(former, time_ms=time_ms, data_change=True) for former in dropped]
+        if removed or added:
             # A file that is removed and added again with other hidden rows must be in a single commit.
-            whole = [*removed, *came]
+            whole = [*removed, *added]
             step = len(whole) if removed else BATCH
             parts = [whole[at : at + step] for at in range(0, len(whole), step)]
             for number, part in enumerate(parts):
                 is_last = number == len(parts) - 1
                 self._commit(part, seq if is_last else self.synced, time_ms, "LEVEL")
-            self._file_count += len(came) - len(removed)
+            self._file_count += len(added) - len(removed)
         self._files = None
 
-    def tell(self, change: Change, seq: int, time_ms: int, entry: str) -> None:
+    def commit_change(self, change: Change, seq: int, time_ms: int, entry: str) -> None:
         """Commit the changes of one entry. Rows that move to other files or expire are no change of data to Delta."""
         assert self.is_level and seq > self.synced
-        was = [remove(self._add(file, False)["add"], time_ms=time_ms, data_change=False) for file in change.gone]
-        self._commit([*was, *(self._add(file, change.is_new) for file in change.came)], seq, time_ms, entry)
-        self._file_count += len(change.came) - len(change.gone)
+        was = [remove(self._add(file, False)["add"], time_ms=time_ms, data_change=False) for file in change.removed]
+        self._commit([*was, *(self._add(file, change.is_new) for file in change.added)], seq, time_ms, entry)
+        self._file_count += len(change.added) - len(change.removed)
 
     def _add(self, file: VisibleFile, data_change: bool) -> Action:
         return add(self.root, self._broker, file, data_change=data_change)
@@ -127,11 +127,11 @@ class DeltaTable:
                 self._store.put(key, data, if_absent=True)
                 break
             except PreconditionFailed:
-                stands = self._got(key)
-            if stands == data:
+                existing = self._got(key)
+            if existing == data:
                 break  # written by an earlier attempt
             is_first = self.version == NO_VERSION
-            self._take_notice(stands, key)
+            self._take_notice(existing, key)
             if is_first:
                 data = self._encoded(actions, seq, time_ms, entry)
         self._check_position()
@@ -160,7 +160,7 @@ class DeltaTable:
         try:
             return self._store.get(key)
         except NotFound as error:
-            raise Overtaken(f"{key} existed, and does not any longer") from error
+            raise CommitConflict(f"{key} existed, and does not any longer") from error
 
     def _take_notice(self, data: bytes, key: str) -> None:
         """Check a commit that another writer has put under the version of ours, and continue after it."""
@@ -168,7 +168,7 @@ class DeltaTable:
             if "protocol" in action and not is_locked(action["protocol"]):
                 raise ForeignTable(f"{key} is of another program's table")
             if action.get("txn", {}).get("appId") == self._app or _broker_of(action) == self._broker:
-                raise Overtaken(f"{key} has entries of {self._broker}'s journal, and is not of this process")
+                raise CommitConflict(f"{key} has entries of {self._broker}'s journal, and is not of this process")
         self.version += 1
         self._since_checkpoint += 1
 
@@ -181,12 +181,12 @@ class DeltaTable:
         if self.version == NO_VERSION:
             behind = (version_in(one.key) for one in self._store.list(log_folder(self.root)))
             if any(version is not None and version > 0 for version in behind):
-                raise Overtaken(f"{self.root}: its log was started by another program")
+                raise CommitConflict(f"{self.root}: its log was started by another program")
             return
         try:
             self._store.head(commit_key(self.root, self.version))
         except NotFound as error:
-            raise Overtaken(f"{self.root}: version {self.version} has been cleaned up") from error
+            raise CommitConflict(f"{self.root}: version {self.version} has been cleaned up") from error
 
     # ---- checkpoints and clean-up
 

@@ -25,7 +25,7 @@ from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun, PartOfRun
 from tiered.write.offload_plan import FoundEntries, HotLog, KeyParts, TopicRange, TopicUnreadable, plan_topic
-from tiered.write.progress import Progress, tell
+from tiered.write.progress import Progress, report_event
 from tiered.write.round_names import LIMITS, Limits, RoundNames
 from tiered.write.set_aside import SetAside
 from tiered.write.uploader import (
@@ -95,10 +95,10 @@ class OffloadRound:
     def run(self, topics: Iterable[TopicRange], progress: Progress | None = None) -> RoundReport | None:
         """Run one round for the ranges; None if they have no entry."""
         with self._turn:
-            begun = self._begin(list(topics), progress)
-        if begun is None:
+            planned = self._begin(list(topics), progress)
+        if planned is None:
             return None
-        number, names, gaps = begun
+        number, names, gaps = planned
         report = self._complete(number, names, progress)
         report.gaps += gaps
         return report
@@ -137,7 +137,7 @@ class OffloadRound:
         except StalePlan:
             return self._begin(topics, progress)
         failpoint.hit("offload.after_intent")
-        tell(progress, event="intent", round=number, objects=len(names))
+        report_event(progress, event="intent", round=number, objects=len(names))
         return number, names, len(gaps)
 
     def _complete(self, number: int, names: Sequence[PlannedObject], progress: Progress | None) -> RoundReport:
@@ -198,7 +198,7 @@ class OffloadRound:
             read = self._read(name, next(entries), names, report)
             if read is None:
                 continue
-            names.begun(name, read.wire_bytes)
+            names.started(name, read.wire_bytes)
             if read.wire_bytes > SMALL_BYTES:
                 self._begin_request([read], uploads)
             else:
@@ -242,7 +242,7 @@ class OffloadRound:
                 failpoint.hit("offload.after_upload")
                 names.uploaded(outcome, self._clock.monotonic())
                 self.set_aside.clear(name.topic)
-                tell(progress, event="uploaded", key=name.key, rows=outcome.rows, bytes=outcome.size)
+                report_event(progress, event="uploaded", key=name.key, rows=outcome.rows, bytes=outcome.size)
                 return
             outcome = EncodeFailed(f"{name.key}: the object holds {written}, the intent named {name.queues}")
         if isinstance(outcome, GivenUp):
@@ -270,7 +270,7 @@ class OffloadRound:
         failpoint.hit("offload.after_commit")
         rows, size = sum(one.rows for one in ready), sum(one.size for one in ready)
         log.info("round %d: %d objects, %d rows, %d bytes", report.round, len(ready), rows, size)
-        tell(progress, event="commit", round=report.round, objects=len(ready))
+        report_event(progress, event="commit", round=report.round, objects=len(ready))
 
     def _fail(self, name: PlannedObject, error: Exception, report: RoundReport) -> None:
         """Report a failed name; it stays open, and the next round tries it again under the same name."""

@@ -49,7 +49,7 @@ class OwnLog(Protocol):
         """Return the range of CommitLog offsets in which all entries are visible."""
         ...
 
-    def gone_below(self, topic: str) -> int:
+    def deleted_up_to(self, topic: str) -> int:
         """Return the offset below which the topic's records belong to a deleted topic."""
         ...
 
@@ -94,7 +94,7 @@ def is_archive_of(catalog: Catalog, hot: OwnLog, read_at: ReadAt) -> bool | None
 def _candidates(catalog: Catalog, hot: OwnLog) -> Iterator[CommittedObject]:
     """Yield the objects that the log should have, highest first. Lazy: the first few of a million mostly decide."""
     begin, end = hot.confirmed_range()
-    return catalog.from_highest(lambda topic: max(begin, hot.gone_below(topic)), end)
+    return catalog.from_highest(lambda topic: max(begin, hot.deleted_up_to(topic)), end)
 
 
 def _gap_spans(catalog: Catalog, topic: str, queue: int) -> Sequence[tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 Progress = Callable[[dict[str, Any]], None]
 
 
-def tell(progress: Progress | None, **event: Any) -> None:
+def report_event(progress: Progress | None, **event: Any) -> None:
     """Report an event if a caller waits for it."""
     if progress is not None:
         progress(event)

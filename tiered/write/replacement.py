@@ -101,10 +101,10 @@ class Replacement:
     def run(self, merge: Merge, swap: Swap) -> Outcome:
         """Replace objects. Raises if the store or the archive is unavailable; `close_open` closes what is open then."""
         with self._turn:
-            begun = self._begin(merge)
-        if begun is None:
+            planned = self._begin(merge)
+        if planned is None:
             return Outcome(Fate.OVERTAKEN, reason=_GONE)
-        number, name = begun
+        number, name = planned
         metadata = {"cluster": self._cluster, "broker": self._journal.broker, "round": str(number)}
         made, failure = None, ""
         try:

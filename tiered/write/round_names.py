@@ -41,7 +41,7 @@ class State(Enum):
 class Event(Enum):
     """Event of a name."""
 
-    BEGUN = auto()
+    STARTED = auto()
     UPLOADED = auto()
     GIVEN_UP = auto()  # before its upload began
     FAILED = auto()
@@ -51,7 +51,7 @@ class Event(Enum):
 
 
 TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
-    State.OPEN: row(Event, begun=State.UNDER_WAY, failed=State.FAILED, lost=State.LOST),
+    State.OPEN: row(Event, started=State.UNDER_WAY, failed=State.FAILED, lost=State.LOST),
     State.UNDER_WAY: row(Event, uploaded=State.UPLOADED, given_up=State.OPEN, failed=State.FAILED, lost=State.LOST),
     State.UPLOADED: row(Event, committed=State.COMMITTED),
     State.COMMITTED: row(Event),
@@ -108,8 +108,8 @@ class RoundNames:
         has_room = len(self._under_way) < self._limits.names and self._bytes < self._limits.bytes
         return self._left.popleft() if self._left and has_room else None
 
-    def begun(self, name: PlannedObject, wire_bytes: int) -> None:
-        self._happens(name.key, Event.BEGUN)
+    def started(self, name: PlannedObject, wire_bytes: int) -> None:
+        self._happens(name.key, Event.STARTED)
         self._under_way[name.key] = wire_bytes
         self._bytes += wire_bytes
 

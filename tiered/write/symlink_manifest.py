@@ -32,9 +32,9 @@ class SymlinkManifests:
         self._base = parse_store_url(store.url).uri
         self._changes: dict[tuple[str, str], dict[str, bool]] = {}  # (topic, day) -> {key: is it current}
 
-    def change(self, topic: str, gone: Iterable[VisibleFile], came: Iterable[VisibleFile]) -> None:
+    def change(self, topic: str, removed: Iterable[VisibleFile], added: Iterable[VisibleFile]) -> None:
         """Note which objects left the readers' view and which entered it."""
-        for files, is_current in ((gone, False), (came, True)):
+        for files, is_current in ((removed, False), (added, True)):
             for file in files:
                 self._changes.setdefault((topic, file.name.day), {})[file.name.key] = is_current
 

@@ -40,11 +40,11 @@ class UploadRate:
         Returns the seconds waited.
         """
         with self._changed:
-            begun = self._clock.monotonic()
-            now = begun
+            started = self._clock.monotonic()
+            now = started
             while self._rate and (early := self._paid_at - BURST_SECONDS - now) > 0:
                 self._wait(self._changed, early)
                 now = self._clock.monotonic()
             if self._rate:
                 self._paid_at = max(self._paid_at, now) + count / self._rate
-            return now - begun
+            return now - started

@@ -37,7 +37,7 @@ CHUNK = 64  # entries read between two checks that none of them was deleted mean
 TRIES = 3  # of a read during which entries were deleted
 
 
-class CutShort(ConnectionError):
+class IncompleteAnswer(ConnectionError):
     """A response had fewer bytes than the object."""
 
 
@@ -142,7 +142,7 @@ def check_exists(source: JournalSource, key: str, before: bytes) -> None:
     except FileNotFoundError as error:
         raise EntriesDeleted(f"{key} has been deleted: a checkpoint contains its effects") from error
     if len(found) < len(before) and before.startswith(found):
-        raise CutShort(f"{key}: received {len(found)} of {len(before)} bytes")
+        raise IncompleteAnswer(f"{key}: received {len(found)} of {len(before)} bytes")
     if found != before:
         raise EntriesDeleted(f"{key} has been deleted: a checkpoint contains its effects")
 
@@ -282,15 +282,15 @@ def checkpointed_topics(
     return catalog.next_seq, copies, catalog.anchor
 
 
-class CheckpointsGone(FileNotFoundError):
+class CheckpointsDeleted(FileNotFoundError):
     """The journal is shortened, and none of the checkpoints that a reader began with can be read.
 
     A new reader begins with the current checkpoints. If it raises this error as well, the archive is damaged.
     """
 
 
-def _unreadable(broker: str, error: EntriesDeleted) -> CheckpointsGone:
-    return CheckpointsGone(f"archive of {broker}: no checkpoint can be read, and its journal is shortened: {error}")
+def _unreadable(broker: str, error: EntriesDeleted) -> CheckpointsDeleted:
+    return CheckpointsDeleted(f"archive of {broker}: no checkpoint can be read, and its journal is shortened: {error}")
 
 
 class _Journal(NamedTuple):

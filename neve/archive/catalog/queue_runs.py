@@ -76,14 +76,16 @@ class Spans:
             else spans_of(zip(firsts, lasts, blocks, strict=True))
         )
 
-    def exchanged(self, gone: Sequence[tuple[int, int, Block]], came: Iterable[tuple[int, int, Block]]) -> "Spans":
-        """Return spans without the blocks `gone` and with the blocks `came`.
+    def exchanged(
+        self, removed: Sequence[tuple[int, int, Block]], inserted: Iterable[tuple[int, int, Block]]
+    ) -> "Spans":
+        """Return spans without the blocks `removed` and with the blocks `inserted`.
 
         An entry usually exchanges neighbours for neighbours; all other ranges are then copied as slices.
         """
-        more = sorted(came, key=_first)
+        more = sorted(inserted, key=_first)
         if self.is_tiled:
-            places = sorted(bisect_left(self.firsts, first) for first, _, _ in gone)
+            places = sorted(bisect_left(self.firsts, first) for first, _, _ in removed)
             begin = places[0] if places else bisect_left(self.firsts, more[0][0]) if more else 0
             end = begin + len(places)
             between = [*self._edge(begin - 1), *((first, last) for first, last, _ in more), *self._edge(end)]
@@ -92,7 +94,7 @@ class Spans:
                 lasts = self.lasts[:begin] + array("q", (one[1] for one in more)) + self.lasts[end:]
                 blocks = [*self.blocks[:begin], *(one[2] for one in more), *self.blocks[end:]]
                 return Spans(firsts, lasts, blocks, is_tiled=True)
-        without_these = {id(block) for _, _, block in gone}
+        without_these = {id(block) for _, _, block in removed}
         rest = zip(self.firsts, self.lasts, self.blocks, strict=True)
         return spans_of([*(one for one in rest if id(one[2]) not in without_these), *more])
 

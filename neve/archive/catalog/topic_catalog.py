@@ -327,16 +327,16 @@ class TopicCatalog(TopicView):
 
     def withdraw(self, keys: Keys, delete_after_ms: int) -> list[Block]:
         """Remove live objects from the view; return blocks that contain exactly these."""
-        kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
-        if gone:
-            self.expiring += tuple((delete_after_ms, block) for block in gone)
+        kept, removed = _split(self.blocks, keys, _starts(keys), self.topic)
+        if removed:
+            self.expiring += tuple((delete_after_ms, block) for block in removed)
             self._place_blocks(kept)
-        return gone
+        return removed
 
     def replace(self, keys: Keys, names: Sequence[CommittedObject], delete_after_ms: int) -> None:
         """Replace live objects in one step: at every instant each offset is in an old or a new object."""
-        kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
-        self.expiring += tuple((delete_after_ms, block) for block in gone)
+        kept, removed = _split(self.blocks, keys, _starts(keys), self.topic)
+        self.expiring += tuple((delete_after_ms, block) for block in removed)
         new = {name.key: name for name in names if not self.is_live(name.key, name.start)}
         self._place_blocks(_with_names(self.topic, kept, new.values()))
         for name in new.values():
@@ -351,9 +351,9 @@ class TopicCatalog(TopicView):
         by_queue: dict[int, list[tuple[int, int]]] = {}
         for gap in gaps:
             by_queue.setdefault(gap.queue, []).append((gap.first, gap.last))
-        kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
+        kept, removed = _split(self.blocks, keys, _starts(keys), self.topic)
         sooner, rest = self._expiring_of(keys, delete_after_ms)
-        self.expiring = (*rest, *sooner, *((delete_after_ms, block) for block in gone))
+        self.expiring = (*rest, *sooner, *((delete_after_ms, block) for block in removed))
         new = {name.key: name for name in names if not self.is_live(name.key, name.start)}
         blocks = _with_names(self.topic, kept, new.values())
         live = _runs_of(blocks, {queue: united(spans) for queue, spans in by_queue.items()})
@@ -396,9 +396,9 @@ class TopicCatalog(TopicView):
         rest: list[tuple[int, Block]] = []
         starts = _starts(keys)
         for after, block in self.expiring:
-            kept, gone = _split((block,), keys, starts, self.topic)
+            kept, removed = _split((block,), keys, starts, self.topic)
             rest += ((after, one) for one in kept)
-            sooner += ((min(after, most_ms), one) for one in gone)
+            sooner += ((min(after, most_ms), one) for one in removed)
         return sooner, rest
 
     def _out_of_expiring(self, keys: Keys) -> list[Block]:
@@ -407,18 +407,18 @@ class TopicCatalog(TopicView):
         left: list[tuple[int, Block]] = []
         starts = _starts(keys)
         for after, block in self.expiring:
-            kept, gone = _split((block,), keys, starts, self.topic)
+            kept, removed = _split((block,), keys, starts, self.topic)
             left += ((after, one) for one in kept)
-            out += gone
+            out += removed
         self.expiring = tuple(left)
         return out
 
     def _append(self, names: Iterable[CommittedObject]) -> None:
         """Add objects that start above all live ones."""
-        coming = iter(names)
+        following = iter(names)
         before = self.blocks[-1] if self.blocks and self.blocks[-1].takes_more else None
-        made = [] if before is None else [with_names(before, coming)]
-        made += blocks_of(self.topic, coming, open_end=True)
+        made = [] if before is None else [with_names(before, following)]
+        made += blocks_of(self.topic, following, open_end=True)
         self.blocks = (*(self.blocks if before is None else self.blocks[:-1]), *made)
         self.count = sum(block.count for block in made) + (self.count if before is None else self.count - before.count)
         if not self._is_laid:
@@ -447,8 +447,8 @@ class TopicCatalog(TopicView):
 
     def _change_spans(self, before: Sequence[Block]) -> None:
         """Update the spans of the queues whose blocks changed."""
-        gone, came = _exchanged(before, self.blocks)
-        out, into = _spans_by_queue(gone), _spans_by_queue(came)
+        removed, inserted = _exchanged(before, self.blocks)
+        out, into = _spans_by_queue(removed), _spans_by_queue(inserted)
         for queue in out.keys() | into.keys():
             held = self.queue(queue)
             held.spans = held.spans.exchanged(out.get(queue, ()), into.get(queue, ()))
@@ -553,31 +553,31 @@ def _split(
 ) -> tuple[list[Block], list[Block]]:
     """Split into blocks without these objects and blocks of exactly these; only mixed blocks are unpacked."""
     kept: list[Block] = []
-    gone: list[Block] = []
+    removed: list[Block] = []
     for block in blocks:
         count = sum(key in keys for key in block.name_keys()) if _may_have(block, starts) else 0
         if not count:
             kept.append(block)
         elif count == block.count:
-            gone.append(closed(block))
+            removed.append(closed(block))
         else:
             names = block.names()
             kept += blocks_of(topic, [name for name in names if name.key not in keys])
-            gone += blocks_of(topic, [name for name in names if name.key in keys])
-    return kept, gone
+            removed += blocks_of(topic, [name for name in names if name.key in keys])
+    return kept, removed
 
 
 def _with_names(topic: str, blocks: Sequence[Block], names: Iterable[CommittedObject]) -> list[Block]:
     """Insert objects; the blocks that receive one are rebuilt."""
-    coming: dict[int, list[CommittedObject]] = {}
+    following: dict[int, list[CommittedObject]] = {}
     for name in names:
-        coming.setdefault(max(bisect_right(blocks, name.start, key=_begin) - 1, 0), []).append(name)
+        following.setdefault(max(bisect_right(blocks, name.start, key=_begin) - 1, 0), []).append(name)
     if not blocks:
-        return blocks_of(topic, sorted(coming.get(0, ()), key=_place))
+        return blocks_of(topic, sorted(following.get(0, ()), key=_place))
     made: list[Block] = []
     for index, block in enumerate(blocks):
-        if index in coming:
-            made += blocks_of(topic, sorted([*block.names(), *coming[index]], key=_place))
+        if index in following:
+            made += blocks_of(topic, sorted([*block.names(), *following[index]], key=_place))
         else:
             made.append(block)
     return made

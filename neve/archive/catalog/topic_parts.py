@@ -122,13 +122,13 @@ def _arranged(of: TopicCatalog, known: Mapping[PackName, int]) -> Arranged:
 
 def _cut(blocks: Sequence[Block], runs: Iterable[BlockRun]) -> list[BlockRun]:
     """Divide the blocks into runs: the stored ones, and new ones between and behind them."""
-    standing = {id(run.blocks[0]): run for run in runs}
+    by_first_block = {id(run.blocks[0]): run for run in runs}
     found: list[BlockRun] = []
     loose: list[Block] = []
     end = len(blocks) - (1 if blocks and blocks[-1].takes_more else 0)
     at = 0
     while at < end:
-        run = standing.get(id(blocks[at]))
+        run = by_first_block.get(id(blocks[at]))
         if run is not None and _is_at(run.blocks, blocks, at, end):
             if loose:
                 found.append(BlockRun(tuple(loose), None))

@@ -19,8 +19,8 @@ from neve.archive.format.journal import AnyEntry, Commit, Forget
 class Change(NamedTuple):
     """The change of one table by one entry."""
 
-    gone: list[VisibleFile]
-    came: list[VisibleFile]  # a file in both lists has other hidden rows than before
+    removed: list[VisibleFile]
+    added: list[VisibleFile]  # a file in both lists has other hidden rows than before
     is_new: bool  # whether the added rows were in no file before
 
 
@@ -74,7 +74,7 @@ class MirroredTopics:
         if before is None:
             return None
         difference = _difference(before, found, keys, is_new=is_new)
-        return difference if difference.gone or difference.came else None
+        return difference if difference.removed or difference.added else None
 
     def _keys_by_topic(self, keys: Iterable[str]) -> dict[str, dict[str, int | None]]:
         return keys_by_topic(keys, self._wanted, self.topics)
@@ -86,9 +86,9 @@ def _difference(before: TopicCatalog, after: TopicCatalog, touched: Keys, *, is_
     moved = {queue: (min(of), max(of)) for queue, of in ends.items() if of[0] != of[1]}
     was = {file.name.key: file for file in _candidates(before, old, touched, moved)}
     now = {file.name.key: file for file in _candidates(after, new, touched, moved)}
-    gone = [file for key, file in was.items() if now.get(key) != file]
-    came = [file for key, file in now.items() if was.get(key) != file]
-    return Change(gone, came, is_new)
+    removed = [file for key, file in was.items() if now.get(key) != file]
+    added = [file for key, file in now.items() if was.get(key) != file]
+    return Change(removed, added, is_new)
 
 
 def _candidates(

@@ -74,8 +74,8 @@ def _comes_from(origin: str, topic: str, topics: Collection[str]) -> Verdict:
     pair = origin.removeprefix(_RETRY)
     if "+" in pair:
         return Verdict.YES if pair.partition("+")[2] == topic else Verdict.NO
-    cuts = [at for at, letter in enumerate(pair) if letter == "_"]
-    meant = {pair[at + 1 :] for at in cuts if pair[:at] and pair[at + 1 :] in {*topics, topic}}
+    splits = [at for at, letter in enumerate(pair) if letter == "_"]
+    meant = {pair[at + 1 :] for at in splits if pair[:at] and pair[at + 1 :] in {*topics, topic}}
     if topic not in meant:
         return Verdict.NO
     return Verdict.YES if len(meant) == 1 else Verdict.UNKNOWN

@@ -92,9 +92,9 @@ class BodyFields:
         """Yield the lines ordered by month and field."""
         before: dict[Field, Occurrences] | None = None
         for month, fields in sorted(self._months.items()):
-            gone = {} if before is None else {field: seen for field, seen in before.items() if field not in fields}
-            for field, seen in sorted({**fields, **gone}.items()):
-                change = "-" if field in gone else "+" if before is not None and field not in before else ""
+            removed = {} if before is None else {field: seen for field, seen in before.items() if field not in fields}
+            for field, seen in sorted({**fields, **removed}.items()):
+                change = "-" if field in removed else "+" if before is not None and field not in before else ""
                 shown = seen if field in fields else Occurrences(0, seen.first, seen.last)
                 yield MonthOfField(month, field, change, self.messages[month], shown)
             before = fields

@@ -122,7 +122,7 @@ class PollSource:
             process_queue: ProcessQueue = message.receipt
             process_queue.delivered(message, now, owner)
             process_queue.last_consume_ms = self._session.options.now_ms()
-            self._traces.begun(message)
+            self._traces.consumption_started(message)
             self._traces.ended(message, Ended.SUCCESS)  # at delivery, as Java's client does
             self._polled.append(message)
 

@@ -159,7 +159,7 @@ class PopSource:
             self.buffer.settled(held.delivery)
             return False
         held.delivered_at, held.owner = now, owner
-        self._traces.begun(message)
+        self._traces.consumption_started(message)
         return True
 
     def ack(self, message: Received) -> asyncio.Future[None] | None:

@@ -131,7 +131,7 @@ class PullSource:
             return False
         process_queue.delivered(message, now, owner)
         process_queue.last_consume_ms = self._session.options.now_ms()
-        self._traces.begun(message)
+        self._traces.consumption_started(message)
         return True
 
     def ack(self, message: Received) -> None:

@@ -219,7 +219,7 @@ class Puller:
         text = (answer.ext or {}).get("suggestWhichBrokerId", "")
         wanted = int(text) if text.isdecimal() else MASTER_ID
         if wanted == MASTER_ID != reader.member:
-            self._session.routes.doubt(reader.address)  # there may be a master that the route does not name
+            self._session.routes.mark_doubtful(reader.address)  # there may be a master that the route does not name
         self._suggest(queue, wanted)
 
     def _suggest(self, queue: MessageQueue, member: int) -> None:

@@ -159,11 +159,11 @@ class Routes:
 
     # ---- doubts
 
-    def doubt(self, address: str) -> None:
+    def mark_doubtful(self, address: str) -> None:
         """Have routes that name `address` read again, because a connection to it ended."""
         self._doubt(address, lambda _route, _broker: True)
 
-    def doubt_master(self, address: str) -> None:
+    def mark_master_doubtful(self, address: str) -> None:
         """Have routes that name `address` read again, because it answered as a broker that is not the master does.
 
         A broker without replicas answers so if it is busy; its routes are still valid.

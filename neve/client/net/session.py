@@ -96,10 +96,10 @@ class Session:
         self.membership.connected(address)
 
     def _lost(self, address: str) -> None:
-        self.routes.doubt(address)
+        self.routes.mark_doubtful(address)
 
     def _refused(self, address: str) -> None:
-        self.routes.doubt_master(address)
+        self.routes.mark_master_doubtful(address)
 
     def _learned(self, brokers: Mapping[str, BrokerInfo]) -> None:
         self.membership.learn(brokers)

@@ -114,7 +114,7 @@ class Traces:
         )
 
 
-class _Begun(NamedTuple):
+class _Consumption(NamedTuple):
     request_id: str
     at: int
 
@@ -125,24 +125,33 @@ class ConsumeTraces:
     def __init__(self, traces: Traces | None, group: str) -> None:
         self._traces = traces
         self._group = group
-        self._begun: OrderedDict[tuple[MessageQueue | None, int], _Begun] = OrderedDict()
+        self._running: OrderedDict[tuple[MessageQueue | None, int], _Consumption] = OrderedDict()
 
-    def begun(self, message: Message) -> None:
+    def consumption_started(self, message: Message) -> None:
         """Record that the application receives the message."""
         if self._traces is None or message.properties.get(PROPERTY_TRACE_SWITCH) == "false":
             return
-        begun = _Begun(self._traces.next_id(), self._traces.now_ms())
-        self._begun[message.queue, message.queue_offset] = begun
-        if len(self._begun) > BUFFER_MAX:  # drop the oldest delivery, whose outcome will not be recorded
-            self._begun.popitem(last=False)
+        consumption_started = _Consumption(self._traces.next_id(), self._traces.now_ms())
+        self._running[message.queue, message.queue_offset] = consumption_started
+        if len(self._running) > BUFFER_MAX:  # drop the oldest delivery, whose outcome will not be recorded
+            self._running.popitem(last=False)
             self._traces.dropped += 1
-        self._traces.add(sub_before(message, self._group, begun.request_id, begun.at))
+        self._traces.add(sub_before(message, self._group, consumption_started.request_id, consumption_started.at))
 
     def ended(self, message: Message, how: Ended) -> None:
         """Record the outcome of a delivery; only the first one counts."""
         if self._traces is None:
             return
-        begun = self._begun.pop((message.queue, message.queue_offset), None)
-        if begun is not None:
+        consumption_started = self._running.pop((message.queue, message.queue_offset), None)
+        if consumption_started is not None:
             now = self._traces.now_ms()
-            self._traces.add(sub_after(message, self._group, begun.request_id, at=now, cost=now - begun.at, ended=how))
+            self._traces.add(
+                sub_after(
+                    message,
+                    self._group,
+                    consumption_started.request_id,
+                    at=now,
+                    cost=now - consumption_started.at,
+                    ended=how,
+                )
+            )

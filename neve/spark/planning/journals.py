@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from neve.archive.catalog.catalog import Catalog
-from neve.archive.catalog.journal_reader import CheckpointsGone, JournalSource, entries, following, read_catalog
+from neve.archive.catalog.journal_reader import CheckpointsDeleted, JournalSource, entries, following, read_catalog
 from neve.archive.format.journal import AnyEntry, Commit, EntriesDeleted, anchor
 from neve.spark.planning.rows import Rows, rows_of
 
@@ -111,7 +111,7 @@ def retry_with_new_catalogs(journals: Mapping[str, Journal], plan: Callable[[], 
     """Call `plan`, once more if the checkpoints from which the catalogs were read have been deleted."""
     try:
         return plan()
-    except CheckpointsGone:
+    except CheckpointsDeleted:
         for journal in journals.values():
             journal.reset()
         return plan()

@@ -60,7 +60,7 @@ class HaMember:
         self.epochs = self.stored_epochs.cache
         self.epochs.drop_above(self.store.max_physical_offset)
         self.confirmed_to = self.followed = 0
-        self.came: list[Hello | None] = []
+        self.arrived: list[Hello | None] = []
         self.service: HaService | None = None
         self.confirm: Confirm | None = None
 
@@ -128,8 +128,8 @@ class HaMember:
         assert offset >= self.confirmed_to
         self.confirmed_to = offset
 
-    def slave_came(self, member_id: int, hello: Hello | None) -> None:
-        self.came.append(hello)
+    def slave_connected(self, member_id: int, hello: Hello | None) -> None:
+        self.arrived.append(hello)
 
     def slave_reported(self, member_id: int) -> None:
         """Ignore the report: no slave joins the set here."""

@@ -97,7 +97,7 @@ class PopMember:
             pollTime=poll, bornTime=0, order=str(self.order).lower(), **more,
         )  # fmt: skip
 
-    async def is_told(self, *, queue: int = 0, poll: int = 0, attempt: str = "") -> bool:
+    async def is_request_in_flight(self, *, queue: int = 0, poll: int = 0, attempt: str = "") -> bool:
         """Return whether a notification reports a message for a pop."""
         answer = await self.ask_notification(queue=queue, poll=poll, attempt=attempt)
         assert answer.code == ResponseCode.SUCCESS, answer.remark

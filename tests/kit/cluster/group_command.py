@@ -26,7 +26,7 @@ def fill(namesrv: str) -> None:
             client.commit(GROUP, TOPIC, queue, offset)
 
 
-def is_told(neve: Command) -> None:
+def is_request_in_flight(neve: Command) -> None:
     """Check the output of `list`, `lag` and `describe`."""
     (listed,) = (row for row in neve.json("list") if row["group"] == GROUP)
     assert (listed["members"], listed["lag"]) == (0, 4)

@@ -80,9 +80,9 @@ class RandomMaster:
                 self.put(dice.choice(TOPICS), dice.randrange(QUEUES), dice.choice((0, 1, 30, 200, 1500)))
 
     def delete(self, topic: str) -> None:
-        begin_again = self.dice.random() < 0.5
-        self.deletions.append((self.store.max_physical_offset, topic, begin_again))
-        self.store.queue_changes.delete_topic(topic, begin_again=begin_again)
+        restart_at_zero = self.dice.random() < 0.5
+        self.deletions.append((self.store.max_physical_offset, topic, restart_at_zero))
+        self.store.queue_changes.delete_topic(topic, restart_at_zero=restart_at_zero)
 
     def put(self, topic: str, queue_id: int, size: int) -> None:
         dice = self.dice
@@ -119,11 +119,11 @@ class LogLink:
         at, data = master.log_bytes(start, min(border, until), size, padding=self._padding)
         if data:
             if at > max(start, slave.max_physical_offset) and slave.reader.segments():
-                slave.replica.go_on_at(at)
+                slave.replica.continue_at(at)
             slave.replica.append(data, at)
         elif deletions and border <= until:
-            _, topic, begin_again = deletions[0]
-            slave.queue_changes.delete_topic(topic, begin_again=begin_again)
+            _, topic, restart_at_zero = deletions[0]
+            slave.queue_changes.delete_topic(topic, restart_at_zero=restart_at_zero)
             # these tests have no metadata log that repeats deletions after a crash
             slave.queue_changes.save_deletions()
             self._deleted += 1

@@ -150,7 +150,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return future
 
     def start_thread(self, thread: SimThread) -> None:
-        self.call_later(self._chance.choice((0.0, 0.0, 0.0002, 0.003)), thread.go_on)
+        self.call_later(self._chance.choice((0.0, 0.0, 0.0002, 0.003)), thread.resume)
 
     def _next_in(self, line: deque[SimThread]) -> None:
         line.popleft()
@@ -228,7 +228,7 @@ class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
         self._loop.call_soon(lambda: None if self._future.done() else tell(what))
         self._loop.call_soon(self.ended)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume the thread; called by the loop, or by a waiter for this thread's lock."""
         self._timer = None
         if not self.dead:
@@ -238,7 +238,7 @@ class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
     def give_way(self, seconds: float) -> None:
         """Yield from the thread for this time."""
         if not self.in_a_hurry:
-            self._timer = self._loop.call_later(seconds, self.go_on)
+            self._timer = self._loop.call_later(seconds, self.resume)
             assert self.parent is not None
             self.parent.switch()
 
@@ -247,12 +247,12 @@ class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
         if self._timer is not None:
             self._timer.cancel()
         self.in_a_hurry = True
-        self.go_on()
+        self.resume()
 
     def hurried(self) -> None:
         """Return to the caller that waited for the lock, which is free now."""
         self.in_a_hurry = False
-        self._timer = self._loop.call_soon(self.go_on)
+        self._timer = self._loop.call_soon(self.resume)
         assert self.parent is not None
         self.parent.switch()
 
@@ -260,7 +260,7 @@ class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
         """Wait in the thread until the loop has completed the future."""
         assert not self.in_a_hurry, "the loop waits for a thread that waits for the loop"
         while not future.done():
-            future.add_done_callback(lambda _: self._loop.call_soon(self.go_on))
+            future.add_done_callback(lambda _: self._loop.call_soon(self.resume))
             assert self.parent is not None
             self.parent.switch()
         return future.result()

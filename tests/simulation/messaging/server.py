@@ -49,7 +49,7 @@ class BrokerProcess:
 
     @property
     def wants_to_end(self) -> bool:
-        return self.controller.life.end_wanted.is_set()
+        return self.controller.life.end_requested.is_set()
 
     def die(self) -> None:
         """End the process without notice."""

@@ -28,7 +28,7 @@ from broker.ha.member_events import (
     BrokerIdLost,
     BrokerIdTaken,
     ClipGroups,
-    ConfirmHeard,
+    ConfirmReceived,
     DropSlaves,
     Elect,
     EndRoleChange,
@@ -52,7 +52,7 @@ from broker.ha.member_events import (
     Tick,
     Truncate,
     TruncateTornTail,
-    TruncationWanted,
+    TruncationRequested,
     View,
 )
 from controller import decision
@@ -548,7 +548,7 @@ class SimulatedBroker(SimulatedProcess):
         if not local:
             point: int | None = 0
         else:
-            point = self.world.cut_point(
+            point = self.world.truncation_point(
                 local,
                 log.end,
                 entries,
@@ -581,7 +581,7 @@ class SimulatedBroker(SimulatedProcess):
             return
         self._then = attach
         floor = log.record_start(min(self.member.confirm, log.whole_end))
-        self.happens(TruncationWanted(log.record_start(point), floor))
+        self.happens(TruncationRequested(log.record_start(point), floor))
 
     def _when_synced(self, call: Callable[[], None]) -> None:
         if self.log.synced >= self.log.end:
@@ -619,8 +619,8 @@ class SimulatedBroker(SimulatedProcess):
                 log.cut_torn_tail()
                 self.lose_upstream()
                 return
-            self.disk.raises.came(piece[0])
-        self.happens(ConfirmHeard(log.record_start(min(confirm, log.whole_end))))
+            self.disk.raises.arrived(piece[0])
+        self.happens(ConfirmReceived(log.record_start(min(confirm, log.whole_end))))
         if pieces:
             if self.from_memory:
                 self._report()
@@ -669,11 +669,11 @@ class SimulatedBroker(SimulatedProcess):
                     self, BUCKET, lambda bucket, reply: reply(bucket.append(len(entries), taken)), lambda done: None
                 )
             elif highest_epoch(entries) == epoch and self.member.confirm >= confirming.epoch_start:
-                self._go_on_above(entries, confirming)
+                self._resume_log_above(entries, confirming)
 
         self.world.network.ask(self, BUCKET, lambda bucket, reply: reply(tuple(bucket.entries)), heard)
 
-    def _go_on_above(self, entries: tuple[Entry, ...], confirming: Confirm) -> None:
+    def _resume_log_above(self, entries: tuple[Entry, ...], confirming: Confirm) -> None:
         gap = archived_end(entries) - self.log.whole_end
         if gap > 0:
             self._checkpointed(confirming)
@@ -749,7 +749,7 @@ class SimulatedBroker(SimulatedProcess):
         for record in log.between(at, upto):
             at += record.size
             if raises := self.world.raised_by(record):
-                disk.raises.go_on(raises, at)
+                disk.raises.resume_log(raises, at)
         disk.followed = max(disk.followed, upto)
 
     def _read_queues(self, *, is_clean: bool) -> None:

@@ -177,13 +177,13 @@ class Raises:
     def copied(self) -> Raises:
         return Raises(list(self.goes_on), list(self.noted))
 
-    def go_on(self, ends: tuple[int, ...], said_at: int | None = None) -> None:
-        """Raise a queue; `said_at` is the end of the record because of which a slave does so."""
+    def resume_log(self, ends: tuple[int, ...], record_end: int | None = None) -> None:
+        """Raise a queue; `record_end` is the end of the record because of which a slave does so."""
         self.goes_on = [max(before, end) for before, end in zip(self.goes_on, ends, strict=True)]
-        if said_at is not None:
-            self.noted.append((said_at, ends))
+        if record_end is not None:
+            self.noted.append((record_end, ends))
 
-    def came(self, record: Record) -> None:
+    def arrived(self, record: Record) -> None:
         """Apply a record of the master, which determines the next offset of its queue."""
         if record.queue != NO_QUEUE and record.queue_offset < self.goes_on[record.queue]:
             self.goes_on[record.queue] = 0

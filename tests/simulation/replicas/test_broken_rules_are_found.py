@@ -80,7 +80,7 @@ class Repeats(Sync):
         super().choose()
         self.pace = 0.3
 
-    def tell(self, steps: int) -> None:
+    def notify(self, steps: int) -> None:
         self.turns.run(5.0)
         for _ in range(5):
             slaves = [broker for broker in self._up() if broker.is_attached]
@@ -337,8 +337,8 @@ class KeepsTheFormerEpoch(ElectsInSilence):
     def new_disk(self) -> Disk:
         return Disk(epochs=_KeepsTheFormerEpoch())
 
-    def cut_point(self, *logs: Any, **others: Any) -> int | None:
-        return super().cut_point(*logs, **{**others, "followed_epoch": others["master_epoch"]})
+    def truncation_point(self, *logs: Any, **others: Any) -> int | None:
+        return super().truncation_point(*logs, **{**others, "followed_epoch": others["master_epoch"]})
 
 
 class KeepsEmptyEpochs(ReplicasWorld):
@@ -365,8 +365,8 @@ class ReconnectsSlowly(Repeats):
 class CutsToItsConfirm(ReconnectsSlowly):
     """A slave truncates to its own confirmed offset, which is lower than what it has acknowledged."""
 
-    def cut_point(self, *logs: Any, **others: Any) -> int | None:
-        point = super().cut_point(*logs, **others)
+    def truncation_point(self, *logs: Any, **others: Any) -> int | None:
+        point = super().truncation_point(*logs, **others)
         return None if point is None else min(point, others["last_confirm"])
 
 
@@ -635,8 +635,8 @@ class RaisesInItsOwnFilesAlone(LosesWhatIsArchived):
 class _KeepsNoRaise(Raises):
     """A slave ignores the raises recorded in its log."""
 
-    def go_on(self, ends: tuple[int, ...], said_at: int | None = None) -> None:
-        super().go_on(ends)
+    def resume_log(self, ends: tuple[int, ...], record_end: int | None = None) -> None:
+        super().resume_log(ends)
 
 
 class NotesNoRaise(RestartsWhoFollows):

@@ -109,8 +109,8 @@ class ReplicasWorld:
     def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
         return member_record.begin_life(saved, new_incarnation, rules, is_copy=is_copy)
 
-    def cut_point(self, *logs: Any, **others: Any) -> int | None:
-        return epochs.cut_point(*logs, **others)
+    def truncation_point(self, *logs: Any, **others: Any) -> int | None:
+        return epochs.truncation_point(*logs, **others)
 
     def new_disk(self) -> Disk:
         return Disk()
@@ -181,13 +181,13 @@ class ReplicasWorld:
     def run(self, steps: int | None = None) -> None:
         """Play the whole history; raise Violation."""
         try:
-            self.tell(self.steps if steps is None else steps)
+            self.notify(self.steps if steps is None else steps)
         except BrokenInvariant as violation:
             raise BrokenInvariant(self._told(str(violation))) from None
         except Exception as error:
             raise BrokenInvariant(self._told(f"{type(error).__name__}: {error}")) from error
 
-    def tell(self, steps: int) -> None:
+    def notify(self, steps: int) -> None:
         """Inject one fault after another."""
         self.turns.run(3.0)
         for _ in range(steps):

@@ -84,7 +84,7 @@ class IdentityHistory:
         self.tried: Lasts = {}
         self.high = 0
 
-    def go_on(self, file: IdentityFile, dice: random.Random) -> None:
+    def resume(self, file: IdentityFile, dice: random.Random) -> None:
         """Use the file like `KnownArchive` until the power cut."""
         while True:
             names, high = at_random(dice), self.known.high + dice.randrange(3)
@@ -121,7 +121,7 @@ def test_power_cut_at_any_write_keeps_identity_used_by_entries(seed: int) -> Non
             file, found = opened(cut)
             history.known = history.check(found)
             with pytest.raises(PowerCut):
-                history.go_on(file, dice)
+                history.resume(file, dice)
             cut = cut.next_life(dice)
         history.check(opened(cut)[1])
 
@@ -160,16 +160,16 @@ def test_identity_bytes_written_are_proportional_to_additions() -> None:
     file, _ = opened(disk)
     known = ArchiveIdentity("b", "u", 1, 0, {f"topic-{number:05d}": {0: 1, 1: 2} for number in range(5_000)})
     file.write(known)
-    size, came, wholes = disk.size(WHOLE), 0, 0
+    size, arrived, wholes = disk.size(WHOLE), 0, 0
     for number in range(20_000):
         if file.takes_more:
             before = disk.size(SINCE)
             file.add(Since(number, 1, {"topic-00001": {0: number}}))
-            came += disk.size(SINCE) - before
+            arrived += disk.size(SINCE) - before
         else:
             file.write(known)
             wholes += 1
-    assert 1 <= wholes <= came / size
+    assert 1 <= wholes <= arrived / size
 
 
 def test_identity_of_a_newer_format_is_refused() -> None:

@@ -21,13 +21,13 @@ from tiered.write.uploader import EncodeFailed, NamedEntries
 
 
 class Worker:
-    """A worker that answers after `go_on` and dies of the object `poison`."""
+    """A worker that answers after `resume` and dies of the object `poison`."""
 
     def __init__(self, poison: str = "") -> None:
         self.poison = poison
         self.asked: list[str] = []
         self.pending: list[tuple[frames.EncodeUpload, Future[Any]]] = []
-        self.hung = self.rooms = 0
+        self.hung = self.file_budget = 0
         self.told: list[frames.GiveUp] = []
         self.patience = Patience(10.0, 2)
         self.is_to_give_way = False
@@ -41,10 +41,10 @@ class Worker:
         future: Future[Any] = Future()
         self.pending.append((request, future))
         if not self.is_slow:
-            self.go_on()
+            self.resume()
         return future
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let the worker answer or die, and answer at once from then on."""
         self.is_slow = False
         if any(one.name.key == self.poison for request, _ in self.pending for one in request.objects):
@@ -68,7 +68,7 @@ class Worker:
         self.die()
 
     def make_room(self) -> None:
-        self.rooms += 1
+        self.file_budget += 1
         self.is_to_give_way = self.is_slow = False  # for later requests
         owed, self.pending = self.pending, []
         for _, future in owed:
@@ -77,7 +77,7 @@ class Worker:
     def pipeline(self) -> Pipeline:
         return Pipeline(
             "dir:/x", {}, "/tmp", submit=self.submit, patience=self.patience, hangs=self.hangs,
-            tell=self.told.append, gives_way=lambda: self.is_to_give_way, make_room=self.make_room,
+            notify=self.told.append, gives_way=lambda: self.is_to_give_way, make_room=self.make_room,
         )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_objects_are_grouped_in_concurrent_requests() -> None:
     pipeline = worker.pipeline()
     begin(pipeline, "abc", "d", "ef")
     assert worker.asked == ["abc", "d", "ef"]
-    worker.go_on()
+    worker.resume()
     assert all_done(pipeline) == dict.fromkeys("abcdef", "CommittedObject")
 
 
@@ -118,7 +118,7 @@ def test_only_the_object_that_crashes_a_worker_fails() -> None:
     worker = Worker(poison="e")
     pipeline = worker.pipeline()
     begin(pipeline, "abc", "def")
-    worker.go_on()
+    worker.resume()
     assert all_done(pipeline) == {**dict.fromkeys("abcdf", "CommittedObject"), "e": EncodeFailed.__name__}
     assert worker.asked == ["abc", "def", *"abcdeef"], "the second time first of all, of a new worker"
 
@@ -130,7 +130,7 @@ def test_worker_that_dies_of_every_second_object_fails_none() -> None:
         made = 0
 
         @override
-        def go_on(self) -> None:
+        def resume(self) -> None:
             self.is_slow = False
             self.made += sum(len(request.objects) for request, _ in self.pending)
             if self.made > 1:
@@ -142,7 +142,7 @@ def test_worker_that_dies_of_every_second_object_fails_none() -> None:
     worker = Forgetful()
     pipeline = worker.pipeline()
     begin(pipeline, "abc")
-    worker.go_on()
+    worker.resume()
     assert all_done(pipeline) == dict.fromkeys("abc", "CommittedObject")
     assert worker.asked == ["abc", *"abbcc"]
 
@@ -189,11 +189,11 @@ def test_starved_worker_hands_its_requests_to_the_next() -> None:
         worker.is_to_give_way = looks > 20  # like a backlog that needs a faster worker
         return ProcessorDemand(1, 0.0, wants_more=True)
 
-    worker.patience = Patience(0.02, 2, look, look_seconds=0.002)
+    worker.patience = Patience(0.02, 2, look, check_seconds=0.002)
     pipeline = worker.pipeline()
     begin(pipeline, "ab", "c")
     assert all_done(pipeline) == dict.fromkeys("abc", "CommittedObject")
-    assert (worker.asked, worker.hung, worker.rooms) == (["ab", "c", "ab", "c"], 0, 1), "it dies of nothing"
+    assert (worker.asked, worker.hung, worker.file_budget) == (["ab", "c", "ab", "c"], 0, 1), "it dies of nothing"
 
 
 def test_cancelled_fetch_is_never_requested() -> None:

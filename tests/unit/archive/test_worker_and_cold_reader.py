@@ -227,7 +227,7 @@ class StarvedWorker(WorkerClient):
 def test_starved_worker_is_replaced_with_the_requested_priority(tmp_path: Path, url: str) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     starved = StarvedWorker(work_dir=tmp_path, priority="low")
-    starved._patience = Patience(0.3, 2, starved._look, look_seconds=0.05)
+    starved._patience = Patience(0.3, 2, starved._look, check_seconds=0.05)
     assert upload(starved, url, made).rows == 20
     assert (starved.starts, starved.looks) == (2, 20), "three times as long as it may be silent"
     assert starved.starved >= 19 * 0.05 - 1e-9

@@ -213,7 +213,7 @@ class ArchiveMembers:
         member.store.visibility.confirm(member.end)
         if not in_sync:
             assert drive(member.archive.settle())
-        drive(member.archive.go_on())
+        drive(member.archive.resume_log())
         member.store.lead()
 
     def depose(self, member: ArchiveMember) -> None:
@@ -229,7 +229,7 @@ class ArchiveMembers:
             if not data:
                 break
             if at != other.store.replica.next_offset:
-                other.store.replica.go_on_at(at)
+                other.store.replica.continue_at(at)
             other.store.replica.append(bytes(data), at)
         if not into_memory:
             other.flush()

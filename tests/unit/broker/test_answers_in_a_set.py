@@ -604,8 +604,10 @@ def test_unconfirmed_message_is_not_popped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("confirmed", [0, 1])
-@pytest.mark.parametrize("stands_at", [1, 2, 3])
-def test_offset_committed_at_another_master_is_not_moved_back(tmp_path: Path, stands_at: int, confirmed: int) -> None:
+@pytest.mark.parametrize("saved_position", [1, 2, 3])
+def test_offset_committed_at_another_master_is_not_moved_back(
+    tmp_path: Path, saved_position: int, confirmed: int
+) -> None:
     """The new master has the messages but does not know yet that they are confirmed."""
 
     async def work(world: MasterOfFakes) -> None:
@@ -616,8 +618,8 @@ def test_offset_committed_at_another_master_is_not_moved_back(tmp_path: Path, st
         for _ in range(3 - confirmed):
             await send(world.connection, "t", properties="WAIT\x01false\x02")
         code, ext = READS["pull"]
-        answer = await ask(world.connection, code, **{**ext, "queueOffset": stands_at})
-        assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, str(stands_at))
+        answer = await ask(world.connection, code, **{**ext, "queueOffset": saved_position})
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, str(saved_position))
 
     in_a_set(tmp_path, work)
 

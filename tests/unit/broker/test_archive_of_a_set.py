@@ -39,7 +39,7 @@ def filled(*, parquet: bool = False, name_is_told: bool = True) -> ArchiveMember
     return both
 
 
-def go_on(both: ArchiveMembers, member: ArchiveMember) -> None:
+def resume_log(both: ArchiveMembers, member: ArchiveMember) -> None:
     """Elect a member and archive the whole log and two more messages."""
     both.elect(member)
     member.put(2)
@@ -73,7 +73,7 @@ def test_round_interrupted_by_the_masters_crash_is_completed_by_the_next(step: s
         both.replicate(both.a)
         both.a.offload()
     both.replicate(both.a)
-    go_on(both, both.b)
+    resume_log(both, both.b)
     check_whole(both, both.b)
 
 
@@ -84,7 +84,7 @@ def test_members_write_equal_objects_across_a_failover(step: str) -> None:
     with failpoint.armed(step), pytest.raises(FailpointError):
         both.a.offload()
     both.replicate(both.a)
-    go_on(both, both.b)
+    resume_log(both, both.b)
     check_whole(both, both.b)
     again = filled(parquet=True)
     again.a.offload()
@@ -106,7 +106,7 @@ def test_master_suspended_through_a_failover_archives_nothing_more(step: str, nt
     def failover(_: str) -> None:
         failpoint.disarm()
         both.send(both.a)
-        go_on(both, both.b)
+        resume_log(both, both.b)
 
     with failpoint.armed(step, failover, nth), pytest.raises((Fenced, FailpointError)):
         both.a.offload()
@@ -155,7 +155,7 @@ def test_archives_log_name_is_proven_by_common_records_and_kept() -> None:
     both.a.offload()
     both.replicate(both.a)
     assert both.a.store.log_uuid != both.b.store.log_uuid
-    go_on(both, both.b)
+    resume_log(both, both.b)
     assert both.b.archive.journal.log_uuid == both.a.store.log_uuid
     assert {entry.log_uuid for entry in both.entries() if isinstance(entry, Epoch)} == {both.a.store.log_uuid}
     both.b.store.shutdown()
@@ -294,11 +294,11 @@ def test_raised_queues_are_reported_until_the_log_has_a_record_of_them() -> None
     both = lacking()
     for _ in range(2):
         both.elect(both.b, in_sync=False)
-        assert drive(both.b.archive.go_on()) == {TOPIC: {0: 15}}, "queue 1 has all that is archived of it"
+        assert drive(both.b.archive.resume_log()) == {TOPIC: {0: 15}}, "queue 1 has all that is archived of it"
         both.depose(both.b)
     both.elect(both.b, in_sync=False)
     both.b.put(1)
-    assert drive(both.b.archive.go_on()) == {}, "a record says it"
+    assert drive(both.b.archive.resume_log()) == {}, "a record says it"
 
 
 def test_member_that_resumed_above_a_partly_replicated_object_is_reelected() -> None:

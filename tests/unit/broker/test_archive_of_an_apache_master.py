@@ -17,7 +17,7 @@ from broker.archiving.archivable_limit import Divergence, DivergenceFile
 from broker.archiving.archive import Archive
 from broker.broker_controller import BrokerController
 from broker.doctor import checks
-from broker.ha import stock_reach
+from broker.ha import stock_archivable_limit
 from infra.disk.filesystem import RealDisk
 from infra.net.remoting_server import Connection
 from infra.process.startup import StartupError
@@ -212,7 +212,7 @@ def test_bytes_unflushed_or_missing_on_another_slave_are_not_archived(tmp_path: 
 def test_archiving_continues_after_the_master_lost_unarchived_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stock_reach, "WRITTEN_BACK_S", 0.0)
+    monkeypatch.setattr(stock_archivable_limit, "WRITTEN_BACK_S", 0.0)
 
     async def scenario() -> None:
         async with (
@@ -355,7 +355,7 @@ def test_topic_recreated_before_it_was_archived_allows_a_promotion(tmp_path: Pat
             await fill(theirs, IN_A_FILE, b"anew")
             async with archiving(tmp_path, front) as (slave, _):
                 await caught_up(slave, front)
-                assert slave.store.queues.gone_below("t") > 0, "it began again here, too"
+                assert slave.store.queues.deleted_up_to("t") > 0, "it began again here, too"
                 assert await looked(slave) == FILE_SIZE
                 await offload(slave)
                 assert archived(slave) == IN_A_FILE - 2

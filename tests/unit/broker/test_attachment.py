@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.archiving.attach import TRANSITIONS, Attachment, Event, State
-from broker.archiving.offsets import log_goes_on_at, queues_to_raise
+from broker.archiving.offsets import log_resume_offset, queues_to_raise
 from infra.state_table import ImpossibleTransition
 from lifecycle.recorded_minimums import minimums_to_raise
 from tests.kit.broker.in_process import running
@@ -49,9 +49,9 @@ async def test_running_broker_is_attached_or_off_and_stopped_afterwards(tmp_path
 
 
 def test_log_resumes_higher_only_if_it_ends_below_the_archive() -> None:
-    assert log_goes_on_at(900, None) is None
-    assert log_goes_on_at(900, 1000) == 1000
-    assert log_goes_on_at(1000, 1000) is None
+    assert log_resume_offset(900, None) is None
+    assert log_resume_offset(900, 1000) == 1000
+    assert log_resume_offset(1000, 1000) is None
 
 
 def test_queue_is_raised_only_if_it_would_assign_an_archived_offset_again() -> None:

@@ -274,12 +274,12 @@ async def test_unclean_election_never_reassigns_an_archived_offset(
     The elected member lacks archived messages and takes in a slave. It dies before the store is back, or afterwards
     and before a message reaches the queue that it raised.
     """
-    away, go_on_above = asyncio.Event(), Ownership.resume_above
+    away, resume_log_above = asyncio.Event(), Ownership.resume_above
 
     def of_a_store_that_may_be_away(ownership: Ownership) -> ResumePoint:
         if away.is_set():
             raise StoreUnavailable("the store is away")
-        return go_on_above(ownership)
+        return resume_log_above(ownership)
 
     monkeypatch.setattr(Ownership, "resume_above", of_a_store_that_may_be_away)
     url = f"dir:{tmp_path / 'bucket'}"

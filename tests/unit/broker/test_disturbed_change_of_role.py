@@ -153,7 +153,7 @@ async def test_master_that_cannot_load_its_state_stops_and_another_one_leads(
 
         monkeypatch.setattr(heir.broker.topics, "lead", unreadable)
         assert await former.replicas.switch_over(heir.replicas.member.broker_id)
-        await heir.broker.life.end_wanted.wait()
+        await heir.broker.life.end_requested.wait()
         await heir.stop()
         await until(lambda: former.leads or other.leads, "another one leads")
         await put(await brokers.master(), b"2")

@@ -78,7 +78,7 @@ class SetHistory:
     def fail_over(self) -> None:
         """Elect the in-sync member, and let the former master follow."""
         self.take_over()
-        self.hear()
+        self.receive()
 
     def take_over(self) -> None:
         if self.other in self.both.in_sync and self.is_up:
@@ -88,7 +88,7 @@ class SetHistory:
             self.both.elect(self.master)
             self.confirm()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Let the other member follow the present master."""
         if self.sleeps:
             self.both.depose(self.other)
@@ -112,7 +112,7 @@ class SetHistory:
         if self.is_up:
             self.common = self.other.end
         self.is_up = self.sleeps = False
-        self.hear()
+        self.receive()
 
     # ---- steps of the archive
 
@@ -153,7 +153,7 @@ class SetHistory:
                     self.common = min(self.common, former.end)
                 else:
                     self.sleeps = False
-                    self.hear()
+                    self.receive()
 
     def offload_and_sleep(self) -> None:
         """Suspend the master in a round while the set continues."""
@@ -180,7 +180,7 @@ class SetHistory:
 
     def end(self) -> None:
         self.store_comes()
-        self.hear()
+        self.receive()
         self.put()
         self.confirm()
         self.master.offload()

@@ -67,7 +67,7 @@ def test_failed_sync_is_a_final_state() -> None:
     assert set(TRANSITIONS[State.FAILED].values()) == {State.FAILED}
     life = _in(State.FAILED)
     assert life.exit_code == EXIT_FAILED
-    assert life.end_wanted.is_set()
+    assert life.end_requested.is_set()
 
 
 def test_failed_sync_during_the_start_persists_after_it() -> None:
@@ -80,7 +80,7 @@ def test_failed_sync_during_the_start_persists_after_it() -> None:
 def test_requested_stop_changes_nothing_until_it_begins() -> None:
     life = _in(State.SERVING)
     life.ask_to_end()
-    assert life.end_wanted.is_set()
+    assert life.end_requested.is_set()
     assert life.takes_sends
     assert life.exit_code == 0
 

@@ -17,7 +17,7 @@ from broker.archiving.hot_store import LoopHotStore
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.errors import LogIsCut, StoreError
+from broker.store.errors import StoreError, TruncationRunning
 from broker.store.message_store import MessageStore
 from broker.store.queue_table import QueueTable
 from infra.clock import ManualClock
@@ -398,6 +398,6 @@ async def test_job_waits_for_the_end_of_a_truncation_before_it_reads_or_hides() 
 def is_cut(store: MessageStore) -> bool:
     try:
         store.truncations.check_whole()
-    except LogIsCut:
+    except TruncationRunning:
         return True
     return False

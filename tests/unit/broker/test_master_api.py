@@ -118,10 +118,10 @@ def test_each_failure_raises_an_error_of_its_kind() -> None:
 
 def test_close_ends_requests_that_await_an_answer() -> None:
     async def scenario() -> None:
-        came = asyncio.Event()
+        arrived = asyncio.Event()
 
         async def never(_: Connection, request: RemotingCommand) -> RemotingCommand:
-            came.set()
+            arrived.set()
             await asyncio.Event().wait()
             raise AssertionError(request)
 
@@ -129,7 +129,7 @@ def test_close_ends_requests_that_await_an_answer() -> None:
         await server.start()
         api = MasterApi(config())
         asking = asyncio.create_task(api.ask(f"127.0.0.1:{server.port}", CODE, {}))
-        await came.wait()
+        await arrived.wait()
         api.close()
         with pytest.raises((OSError, NeveError)):
             await asking

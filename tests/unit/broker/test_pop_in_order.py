@@ -107,17 +107,17 @@ def test_returned_message_is_delivered_at_once(tmp_path: Path) -> None:
 
 def test_notification_is_sent_only_while_the_queue_is_not_blocked(tmp_path: Path) -> None:
     async def work(member: PopMember, clock: ManualClock) -> None:
-        assert await member.is_told()
+        assert await member.is_request_in_flight()
         batch = await member.pop(2, attempt="A")
-        assert not await member.is_told()
-        assert not await member.is_told(attempt="B")
-        assert await member.is_told(attempt="A")
-        waiting = asyncio.create_task(member.is_told(poll=50_000))
+        assert not await member.is_request_in_flight()
+        assert not await member.is_request_in_flight(attempt="B")
+        assert await member.is_request_in_flight(attempt="A")
+        waiting = asyncio.create_task(member.is_request_in_flight(poll=50_000))
         await member.until_in_line()
         await member.ack(*batch)
         assert await waiting
         await member.pop(2)
-        waiting = asyncio.create_task(member.is_told(poll=50_000))
+        waiting = asyncio.create_task(member.is_request_in_flight(poll=50_000))
         await member.until_in_line()
         clock.advance(60_001)
         await member.broker.revive.run_due()
@@ -131,7 +131,7 @@ def test_notification_reports_the_attempts_own_batch_at_its_deadline(tmp_path: P
 
     async def work(member: PopMember, clock: ManualClock) -> None:
         taken = await member.pop(MESSAGES)
-        told = [asyncio.create_task(member.is_told(attempt=attempt, poll=500)) for attempt in "AAB"]
+        told = [asyncio.create_task(member.is_request_in_flight(attempt=attempt, poll=500)) for attempt in "AAB"]
         await member.until_in_line(len(told))
         await member.ack(*taken)
         await send(member.connection, "t", b"next")
@@ -158,7 +158,7 @@ def test_pop_gets_the_attempts_own_batch_at_its_deadline(tmp_path: Path) -> None
 def test_notification_does_not_consume_the_wakeup_of_a_pop(tmp_path: Path) -> None:
     async def work(member: PopMember, clock: ManualClock) -> None:
         batch = await member.pop(MESSAGES)
-        told = asyncio.create_task(member.is_told(poll=50_000))
+        told = asyncio.create_task(member.is_request_in_flight(poll=50_000))
         await member.until_in_line()
         popped = asyncio.create_task(member.pop(1, poll=50_000))
         await member.until_in_line(2)

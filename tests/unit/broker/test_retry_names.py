@@ -51,9 +51,9 @@ def test_group_reads_its_old_retry_topic_after_the_name_became_ambiguous() -> No
 
 def test_topic_deletion_removes_only_unambiguous_retry_topics() -> None:
     there = {"b", "%RETRY%a_b", "%RETRY%a+b"}
-    assert names(there, {"a"}, {("a", "b")}).gone_with("a", "b") == ["%RETRY%a_b", "%RETRY%a+b"]
-    assert names(there, {"a", "a_b"}, {("a", "b")}).gone_with("a", "b") == ["%RETRY%a+b"]
-    assert names(there, {"a"}).gone_with("a", "b") == []  # the group never read there, so the owner is unknown
+    assert names(there, {"a"}, {("a", "b")}).deleted_with("a", "b") == ["%RETRY%a_b", "%RETRY%a+b"]
+    assert names(there, {"a", "a_b"}, {("a", "b")}).deleted_with("a", "b") == ["%RETRY%a+b"]
+    assert names(there, {"a"}).deleted_with("a", "b") == []  # the group never read there, so the owner is unknown
 
 
 def with_broker(root: Path, work: Callable[[BrokerController, Connection, ManualClock], Awaitable[None]]) -> None:
@@ -136,7 +136,7 @@ def test_retry_topics_of_both_versions_are_read_and_acknowledged(tmp_path: Path)
             broker.config.enable_retry_topic_v2 = prefers_v2
             clock.advance(3000)
             assert await broker.revive.run_due() == 1
-        assert await member.is_told()
+        assert await member.is_request_in_flight()
         again = await member.pop()
         assert {(one.body, one.receipt.split(" ")[4]) for one in again} == {(b"1", "1"), (b"2", "2")}
         await member.ack(*again)

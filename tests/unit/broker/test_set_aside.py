@@ -590,7 +590,7 @@ async def test_failed_flusher_stops_the_broker(tmp_path: Path, flush_disk_type: 
         broker.flusher._interval_ms = fail
         await broker.flusher.flush_now()
         async with asyncio.timeout(20):
-            await broker.life.end_wanted.wait()
+            await broker.life.end_requested.wait()
         assert (broker.life.exit_code, broker.life.accepting) == (EXIT_FAILED, False)
         assert [(await page(broker, name))[0] for name in ("livez", "readyz")] == [503, 503]
         with pytest.raises(AssertionError, match="until it has started"):

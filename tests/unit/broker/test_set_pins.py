@@ -45,8 +45,8 @@ def test_eviction_frontier_advances_although_the_newest_is_unconfirmed() -> None
 
 def test_slaves_pin_is_the_lower_of_its_masters_and_its_own() -> None:
     _, waiting, pins = member(following=True)
-    assert pins.lowest() == 0, "nothing was told yet"
-    pins.told(500)
+    assert pins.lowest() == 0, "no frontier is known yet"
+    pins.set_frontier(500)
     assert pins.lowest() == 500
     waiting.at = 200
     assert pins.lowest() == 200

@@ -18,7 +18,7 @@ from broker.tables.changes import (
     ArchiveSettled,
     Change,
     QueuesRaised,
-    TopicGone,
+    TopicDeleted,
     decode_change,
     encode_change,
     queue_of,
@@ -77,7 +77,7 @@ async def leading(log: JournaledLog, raised: Mapping[str, Mapping[int, int]]) ->
         yield
         return []
 
-    async def go_on() -> Mapping[str, Mapping[int, int]]:
+    async def resume_log() -> Mapping[str, Mapping[int, int]]:
         return raised
 
     some: Any = SimpleNamespace(forget=nothing, lead=nothing, load_steps=no_steps)
@@ -86,7 +86,7 @@ async def leading(log: JournaledLog, raised: Mapping[str, Mapping[int, int]]) ->
     topics: Any = SimpleNamespace(lead=nothing)
     role = ChangeOfRole(
         log.store(), some, journal=log.journal, metadata=metadata, synchronize=some, topics=topics, pops=pops,
-        timers=some, transactions=some, pending_deletions=some, register_soon=nothing, files=(), go_on=go_on,
+        timers=some, transactions=some, pending_deletions=some, register_soon=nothing, files=(), resume_log=resume_log,
         threads=InLine(),
     )  # fmt: skip
     await role.prepare()
@@ -151,7 +151,7 @@ async def test_topic_deletion_is_logged_behind_the_raise_of_its_queues() -> None
     """The queues of a follower then end where its master's do, and no offset is assigned twice."""
     log = JournaledLog()
     await leading(log, {"t": {0: 5}})
-    gone = TopicGone(topic="t", ends={0: 5}, begins_again=False, version={})
+    gone = TopicDeleted(topic="t", ends={0: 5}, begins_again=False, version={})
     log.refused = EVERYTHING
     with pytest.raises(BrokerError):
         log.journal.record(gone)

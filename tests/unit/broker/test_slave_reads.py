@@ -139,7 +139,7 @@ async def test_pull_without_an_archived_message_is_suspended_once_and_answered(
         turn(broker, Role.SLAVE, has_master=has_master)
         waiting = await holds(broker, connection, 0)
         if not is_released:
-            broker.hold.look_again()  # read again, and suspended until its original deadline
+            broker.hold.check_all()  # read again, and suspended until its original deadline
             while not broker.hold.count:
                 await asyncio.sleep(0)
             clock.advance(1_100 if has_master else 20_100)

@@ -193,10 +193,10 @@ def test_slow_lag_lookup_reports_the_last_values_and_their_age(tmp_path: Path, m
         found = await scrape(broker)
         assert found["neve_consumer_lag_messages"] == {("g", "T"): 2}
         assert found["neve_series_age_seconds"].keys() == {("consumer",), ("archive",)}
-        go_on = asyncio.Event()
+        resume = asyncio.Event()
 
         async def is_slow(pace: LoopPace) -> None:
-            await go_on.wait()
+            await resume.wait()
 
         monkeypatch.setattr(LoopPace, "pause", is_slow)
         commit(broker, "g", "T", 3)
@@ -205,7 +205,7 @@ def test_slow_lag_lookup_reports_the_last_values_and_their_age(tmp_path: Path, m
         assert found["neve_consumer_lag_messages"] == {("g", "T"): 2}
         assert found["neve_topic_messages_in_total"] == {("T",): 4}, "traffic is counted each time"
         assert found["neve_series_age_seconds"]["consumer",] > 0.4
-        go_on.set()
+        resume.set()
         assert (await scrape(broker))["neve_consumer_lag_messages"] == {("g", "T"): 1}
 
     with_broker(tmp_path, work)

@@ -96,18 +96,18 @@ def test_plan_counts_by_row_group() -> None:
     catalog = catalog_of((NOW - 50 * HOUR, NOW - 40 * HOUR), (NOW - 30 * HOUR, NOW - 10 * HOUR), (-1,))
     plan = expiry_plan("t", [catalog], 24, NOW)
     assert (plan["objects_gone"], plan["objects_cut"]) == (1, 1)
-    assert (plan["rows_gone"], plan["rows_kept"], plan["bytes_gone"]) == (30, 20, 500)
+    assert (plan["rows_deleted"], plan["rows_kept"], plan["bytes_deleted"]) == (30, 20, 500)
     catalog.apply(1, Expire(keys=[], delete_after_ms=0, minimums={"t": {0: 25}}))
     again = expiry_plan("t", [catalog, catalog_of((NOW,))], 24, NOW)
-    assert (again["rows_gone"], again["rows_kept"]) == (5, 30), "what has expired already does not go again"
+    assert (again["rows_deleted"], again["rows_kept"]) == (5, 30), "what has expired already does not go again"
 
 
 def test_ttl_plan_deletes_nothing_early() -> None:
     """The plan deletes at the same millisecond as the job of the broker."""
     exactly = catalog_of((NOW - 24 * HOUR,))
-    assert expiry_plan("t", [exactly], 24, NOW - 1)["rows_gone"] == 0
-    assert expiry_plan("t", [exactly], 24, NOW)["rows_gone"] == 10
-    assert expiry_plan("t", [catalog_of((0,))], FOR_EVER_HOURS, NOW)["rows_gone"] == 0
+    assert expiry_plan("t", [exactly], 24, NOW - 1)["rows_deleted"] == 0
+    assert expiry_plan("t", [exactly], 24, NOW)["rows_deleted"] == 10
+    assert expiry_plan("t", [catalog_of((0,))], FOR_EVER_HOURS, NOW)["rows_deleted"] == 0
 
 
 @pytest.mark.parametrize("live", [NOW, -1])
@@ -115,7 +115,7 @@ def test_objects_above_a_live_one_stay_in_every_plan(live: int) -> None:
     old = NOW - 50 * HOUR
     catalog = catalog_of((old,), (live,), (old, old), (old,))
     plan = expiry_plan("t", [catalog], 24, NOW)
-    assert (plan["objects_gone"], plan["objects_cut"], plan["rows_gone"], plan["rows_kept"]) == (1, 0, 10, 40)
+    assert (plan["objects_gone"], plan["objects_cut"], plan["rows_deleted"], plan["rows_kept"]) == (1, 0, 10, 40)
     assert plan_expiry(catalog.topic("t").names(), 24 * HOUR, NOW) == (["k0"], {0: 10})
 
 

@@ -50,11 +50,11 @@ def pending() -> PendingWork:
 
 async def cancelled_with_cleanup(work: Callable[[Callable[[], Awaitable[None]]], Awaitable[object]]) -> None:
     """Cancel `work` while its handler runs, and check that the handler cleans up before `work` ends."""
-    begun, is_clean = asyncio.Event(), False
+    consumption_started, is_clean = asyncio.Event(), False
 
     async def handler() -> None:
         nonlocal is_clean
-        begun.set()
+        consumption_started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -63,7 +63,7 @@ async def cancelled_with_cleanup(work: Callable[[Callable[[], Awaitable[None]]],
             is_clean = True
 
     running = asyncio.ensure_future(work(handler))
-    await begun.wait()
+    await consumption_started.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -514,7 +514,7 @@ def test_slow_broker_without_replicas_causes_no_lookup_of_its_master() -> None:
     run(work)
 
 
-def test_silent_master_is_replaced_although_its_connection_opened_after_the_patience() -> None:
+def test_silent_master_is_watched_if_its_connection_opens_late() -> None:
     async def work() -> None:
         async with running(silent, send_ok) as broker_set, session_of(broker_set) as session:
             former, new = broker_set.members

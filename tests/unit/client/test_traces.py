@@ -61,7 +61,7 @@ def test_send_trace_has_the_field_order_of_rocketmq() -> None:
 def test_missing_trace_field_is_written_as_null() -> None:
     """The Java reader splits lines and would lose an empty last field."""
     noted = traces()
-    ConsumeTraces(noted, "G").begun(Message("t", b"abc", queue=QUEUE, queue_offset=5, msg_id="ID"))
+    ConsumeTraces(noted, "G").consumption_started(Message("t", b"abc", queue=QUEUE, queue_offset=5, msg_id="ID"))
     assert lines(noted) == [["SubBefore", "1000", "DefaultRegion", "G", "R1", "ID", "0", "null"]]
 
 
@@ -86,7 +86,7 @@ def test_each_message_of_a_batch_has_its_trace_line() -> None:
 def test_consumption_is_traced_in_two_lines_with_one_request_id(how: Ended, success: str) -> None:
     noted = traces()
     consuming = ConsumeTraces(noted, "G")
-    consuming.begun(RECEIVED)
+    consuming.consumption_started(RECEIVED)
     consuming.ended(RECEIVED, how)
     consuming.ended(RECEIVED, Ended.EXCEPTION)  # only the first end counts
     assert lines(noted) == [
@@ -100,7 +100,7 @@ def test_traces_can_be_disabled_by_broker_and_producer() -> None:
     sent(noted, answer={"TRACE_ON": "false"})
     sent(noted, topic=TRACE_TOPIC)
     consuming = ConsumeTraces(noted, "G")
-    consuming.begun(replace(RECEIVED, properties={"TRACE_ON": "false"}))
+    consuming.consumption_started(replace(RECEIVED, properties={"TRACE_ON": "false"}))
     consuming.ended(RECEIVED, Ended.SUCCESS)
     assert len(noted) == 0
 
@@ -120,7 +120,7 @@ def test_traces_of_unsettled_messages_are_dropped_eventually() -> None:
     noted = traces()
     consuming = ConsumeTraces(noted, "G")
     for offset in range(BUFFER_MAX + 1):
-        consuming.begun(replace(RECEIVED, queue_offset=offset))
+        consuming.consumption_started(replace(RECEIVED, queue_offset=offset))
         noted.take()
     for offset in (0, 1):
         consuming.ended(replace(RECEIVED, queue_offset=offset), Ended.SUCCESS)

@@ -97,7 +97,7 @@ class Calls:
         await asyncio.sleep(0)
         return Asked(True, 1, self.ends.get(member.id, 0))
 
-    async def tell(self, broker_set: BrokerSet, member: Member) -> None:
+    async def notify(self, broker_set: BrokerSet, member: Member) -> None:
         self.told.append((member.id, broker_set.master, broker_set.master_epoch))
 
 
@@ -105,7 +105,7 @@ class Others(NoOtherControllers):
     """Other controllers: the reports that they publish, and the live brokers published to them."""
 
     def __init__(self) -> None:
-        self.hear: dict[int, list[Report]] = {}
+        self.record_heartbeat: dict[int, list[Report]] = {}
         self.told: dict[str, set[int]] = {}
         self.on_say: Callable[[], object] = lambda: None
         self.unreadable = self.unsayable = ""
@@ -114,9 +114,9 @@ class Others(NoOtherControllers):
         await asyncio.sleep(0)
         if name == self.unreadable:
             raise RegisterUnavailable(None, f"a key of {name} can't be read")
-        return self.hear
+        return self.record_heartbeat
 
-    async def say(self, name: str, living: Mapping[int, Report]) -> None:
+    async def publish(self, name: str, living: Mapping[int, Report]) -> None:
         if name == self.unsayable:
             raise RegisterUnavailable(None, f"{name} is written by other controllers all the time")
         self.told[name] = set(living)
@@ -139,7 +139,7 @@ class RegisteredSets:
         """Add live members, all in sync; the first is master."""
         for broker_id in ids:
             await self.sets.carry_out(ApplyBrokerId("c", "b", broker_id, f"h{broker_id}:1;1"))
-            self.liveness.hear("b", broker_id, Report(0, max_offset=0), f"connection {broker_id}", None)
+            self.liveness.record_heartbeat("b", broker_id, Report(0, max_offset=0), f"connection {broker_id}", None)
         await self.sets.carry_out(ElectMaster("b", ids[0]))
         if len(ids) > 1:
             await self.sets.carry_out(AlterSyncStateSet("b", ids[0], 1, ids, 1))
@@ -239,12 +239,12 @@ async def test_cleared_master_is_replaced_at_once() -> None:
 async def test_master_heard_by_another_controller_is_alive() -> None:
     world = RegisteredSets()
     await world.joined(1, 2)
-    world.others.hear = {1: [Report(0)]}
+    world.others.record_heartbeat = {1: [Report(0)]}
     world.liveness.closed("connection 1")
     await world.sets.lost("b")
     assert world.others.told == {"b": {2}}
     assert world.value.master == 1
-    world.others.hear = {}
+    world.others.record_heartbeat = {}
     await world.sets.scan()
     assert world.value.master == 2
 
@@ -254,8 +254,8 @@ async def test_disconnect_is_published_before_other_reports_are_read() -> None:
 
     world = RegisteredSets()
     await world.joined(1, 2)
-    world.others.hear = {1: [Report(0)]}
-    world.others.on_say = world.others.hear.clear
+    world.others.record_heartbeat = {1: [Report(0)]}
+    world.others.on_say = world.others.record_heartbeat.clear
     world.liveness.closed("connection 1")
     await world.sets.lost("b")
     assert world.value.master == 2
@@ -264,14 +264,14 @@ async def test_disconnect_is_published_before_other_reports_are_read() -> None:
 async def test_tell_others_publishes_an_emptied_set_once() -> None:
     world = RegisteredSets()
     await world.joined(1, 2)
-    await world.sets.tell_others()
+    await world.sets.notify_others()
     assert world.others.told == {"b": {1, 2}}
     await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
     assert world.liveness.names() == set()
-    await world.sets.tell_others()
+    await world.sets.notify_others()
     assert world.others.told == {"b": set()}
     world.others.told.clear()
-    await world.sets.tell_others()
+    await world.sets.notify_others()
     assert world.others.told == {}
 
 
@@ -318,12 +318,12 @@ async def test_failed_publication_of_one_set_does_not_block_other_sets() -> None
     world = RegisteredSets()
     names = [f"b{number}" for number in range(5)]
     for name in names:
-        world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
+        world.liveness.record_heartbeat(name, 1, Report(0), f"connection of {name}", None)
     for name in names:  # independent of the iteration order
         world.others.told.clear()
         world.others.unsayable = name
         with pytest.raises(RegisterUnavailable, match=name):
-            await world.sets.tell_others()
+            await world.sets.notify_others()
         assert world.others.told == {other: {1} for other in names if other != name}
 
 
@@ -340,17 +340,17 @@ async def test_disconnected_master_is_replaced_if_publication_fails() -> None:
 async def test_slow_publication_of_one_set_does_not_delay_other_sets() -> None:
     world = RegisteredSets()
     for name in ("a", "b", "c"):
-        world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
+        world.liveness.record_heartbeat(name, 1, Report(0), f"connection of {name}", None)
     others, gate = world.others, asyncio.Event()
-    say = others.say
+    publish = others.publish
 
     async def slow(name: str, living: Mapping[int, Report]) -> None:
         if name == next(iter(world.liveness.names())):
             await gate.wait()
-        await say(name, living)
+        await publish(name, living)
 
-    others.say = slow  # type: ignore[method-assign]
-    telling = asyncio.ensure_future(world.sets.tell_others())
+    others.publish = slow  # type: ignore[method-assign]
+    telling = asyncio.ensure_future(world.sets.notify_others())
     await until(lambda: len(others.told) == 2, "two of three are told")
     gate.set()
     await telling
@@ -362,7 +362,7 @@ async def test_failed_scan_of_one_set_does_not_block_elections_of_others() -> No
     await world.joined(1, 2)
     world.liveness.closed("connection 1")
     first = replace(world.value, name="a")
-    world.liveness.hear("a", 2, Report(0, max_offset=0), "connection of a", None)
+    world.liveness.record_heartbeat("a", 2, Report(0, max_offset=0), "connection of a", None)
     world.register.before_all = {"a": Stored(first, Revision(1), None)}
     world.others.unreadable = "a"
     with pytest.raises(RegisterUnavailable, match="of a"):

@@ -261,7 +261,7 @@ class StuckControllers(NoOtherControllers):
         self.renewals = 0
         self.is_said = asyncio.Event()
 
-    async def say(self, name: str, living: Mapping[int, Report]) -> None:
+    async def publish(self, name: str, living: Mapping[int, Report]) -> None:
         self.is_said.set()
         await asyncio.Event().wait()
 

@@ -74,10 +74,10 @@ class DecidedSet:
         address = f"h{broker_id}:10911"
         answer = self(RegisterBroker("c", "b", broker_id, address, *born, min_in_sync_replicas=self.least))
         if answer.code == Code.SUCCESS:
-            self.hear(broker_id, incarnation=name, starts=born[1], process=born[2])
+            self.record_heartbeat(broker_id, incarnation=name, starts=born[1], process=born[2])
         return answer
 
-    def hear(self, broker_id: int, **what: Any) -> None:
+    def record_heartbeat(self, broker_id: int, **what: Any) -> None:
         before = self.reports.get(broker_id, Report(0, max_offset=0, epoch=0))
         self.reports[broker_id] = changed(before, **{"heard_ms": self.now_ms, "connected": True, **what})
 
@@ -115,7 +115,7 @@ def lost(world: DecidedSet) -> DecidedSet:
     """Undo the last two elections in the register, as the restore of a backup does."""
     world.set = replace(world.value, master_epoch=world.value.master_epoch, sync_state_set_epoch=1)
     for broker_id in list(world.reports):
-        world.hear(broker_id, master_epoch=world.value.master_epoch + 2, sync_state_set_epoch=8)
+        world.record_heartbeat(broker_id, master_epoch=world.value.master_epoch + 2, sync_state_set_epoch=8)
     return world
 
 
@@ -250,7 +250,7 @@ def test_unexpected_start_count_removes_broker_from_sync_state_set(starts: int) 
 
 def test_heartbeat_of_unregistered_process_does_not_make_member_alive() -> None:
     world = in_sync(A, B)
-    world.hear(B, process="unregistered")
+    world.record_heartbeat(B, process="unregistered")
     world.die(A)
     assert world.elect().code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     assert world.value.master is None
@@ -281,14 +281,14 @@ def test_all_unclean_members_must_be_alive_before_longest_log_is_elected() -> No
     world = in_sync(A, B)
     world.die(A, B)
     world.start(A, incarnation="fresh")
-    world.hear(A, epoch=1, max_offset=900)
+    world.record_heartbeat(A, epoch=1, max_offset=900)
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED  # B may be clean
     world.start(B, incarnation="fresh")
-    world.hear(B, epoch=1, max_offset=950)
+    world.record_heartbeat(B, epoch=1, max_offset=950)
     assert (world.value.sync_state_set, world.value.unclean) == ((), (A, B))
     world.die(B)
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    world.hear(B)
+    world.record_heartbeat(B)
     assert world.elect(A).master == B
     assert (world.value.sync_state_set, world.value.unclean) == ((B,), ())
 
@@ -297,11 +297,11 @@ def test_member_never_in_sync_is_elected_if_its_log_is_the_longest() -> None:
     world = in_sync(A, B)
     world(ApplyBrokerId("c", "b", C, "h3:10911;1"))
     world.start(C)
-    world.hear(C, epoch=1, max_offset=980)
+    world.record_heartbeat(C, epoch=1, max_offset=980)
     world.die(A, B)
     for broker_id in (A, B):
         world.start(broker_id, incarnation="fresh")
-        world.hear(broker_id, epoch=1, max_offset=900)
+        world.record_heartbeat(broker_id, epoch=1, max_offset=900)
     assert world.elect(A).master == C
 
 
@@ -309,8 +309,8 @@ def test_election_waits_for_unreachable_unclean_member() -> None:
     world = in_sync(A, B)
     for broker_id in (A, B):
         world.start(broker_id, incarnation="fresh")
-    world.hear(A, asked=Asked(True, 1, 900))
-    world.hear(B, asked=Asked(False))
+    world.record_heartbeat(A, asked=Asked(True, 1, 900))
+    world.record_heartbeat(B, asked=Asked(False))
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
@@ -345,7 +345,7 @@ def test_first_master_is_the_asking_member_if_every_log_is_empty() -> None:
 
 def test_first_election_refuses_empty_member_if_another_has_a_log() -> None:
     world = DecidedSet(A, B)
-    world.hear(B, max_offset=1000)  # epoch 0: it was never in a broker set
+    world.record_heartbeat(B, max_offset=1000)  # epoch 0: it was never in a broker set
     refused = world.elect(A)
     assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert "designate" in refused.remark
@@ -362,7 +362,7 @@ def test_first_election_waits_for_member_without_heartbeat() -> None:
 def test_first_election_is_refused_if_a_non_member_reports_a_log() -> None:
     """After the register was wiped, brokers send heartbeats before they are members again."""
     for hears in (
-        lambda world: world.hear(STRANGER, max_offset=1000),
+        lambda world: world.record_heartbeat(STRANGER, max_offset=1000),
         # Under an id that was assigned again, and whose new owner is alive.
         lambda world: setattr(world, "rules", Rules(strangers=(Report(NOW, max_offset=1000, epoch=0),))),
     ):
@@ -386,7 +386,7 @@ def test_stranger_under_a_taken_id_with_higher_epochs_freezes_the_set() -> None:
     assert "a broker whose id is another's knows epochs (5, 7)" in refused.remark
     assert world.value.frozen is not None
     assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED, "it does not know them"
-    world.hear(B, max_offset=1000, epoch=5, master_epoch=5, sync_state_set_epoch=7, incarnation="b")
+    world.record_heartbeat(B, max_offset=1000, epoch=5, master_epoch=5, sync_state_set_epoch=7, incarnation="b")
     assert "designate one of [2]" in world.elect(A, designate=True).remark
 
 
@@ -431,7 +431,7 @@ def test_dead_master_is_replaced_by_in_sync_member_and_live_are_notified() -> No
 def test_master_without_heartbeats_is_replaced_after_its_timeout() -> None:
     world = in_sync(A, B)
     world.now_ms += 10_001
-    world.hear(B)
+    world.record_heartbeat(B)
     assert world(Scan("b")).master == B
 
 
@@ -452,7 +452,7 @@ def test_dead_master_without_successor_is_cleared_and_its_set_kept() -> None:
     assert (world.value.master, world.value.master_epoch, world.value.sync_state_set) == (None, 2, (A,))
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     assert world.value.master_epoch == 2  # once
-    world.hear(A)
+    world.record_heartbeat(A)
     assert world(Scan("b")).master == A
 
 
@@ -481,7 +481,7 @@ def test_longest_log_of_the_latest_epoch_wins_the_election(
     world.set = replace(world.value, master_epoch=2)
     world.die(A)
     for broker_id, (epoch, end, priority) in ((B, b), (C, c)):
-        world.hear(broker_id, epoch=epoch, max_offset=end, priority=priority)
+        world.record_heartbeat(broker_id, epoch=epoch, max_offset=end, priority=priority)
     assert world.elect().master == winner
     assert world.asked == (B, C)
 
@@ -489,26 +489,26 @@ def test_longest_log_of_the_latest_epoch_wins_the_election(
 def test_election_compares_candidates_answers_instead_of_heartbeats() -> None:
     world = in_sync(A, B, C)
     world.die(A)
-    world.hear(B, epoch=1, max_offset=1000, asked=Asked(True, 1, 1000))
-    world.hear(C, epoch=1, max_offset=10, asked=Asked(True, 1, 1001))  # its heartbeat is a second old
+    world.record_heartbeat(B, epoch=1, max_offset=1000, asked=Asked(True, 1, 1000))
+    world.record_heartbeat(C, epoch=1, max_offset=10, asked=Asked(True, 1, 1001))  # its heartbeat is a second old
     assert world.elect().master == C
 
 
 def test_unreachable_candidate_is_not_elected() -> None:
     world = in_sync(A, B, C)
     world.die(A)
-    world.hear(B, asked=Asked(False))
-    world.hear(C, asked=Asked(True, 1, 1))
+    world.record_heartbeat(B, asked=Asked(False))
+    world.record_heartbeat(C, asked=Asked(True, 1, 1))
     assert world.elect().master == C
     world.die(C)
-    world.hear(B, asked=None)
+    world.record_heartbeat(B, asked=None)
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
 def test_lone_apache_candidate_is_elected_without_epoch_query() -> None:
     world = in_sync(A, B, stock=True)
     world.die(A)
-    world.hear(B, asked=None)
+    world.record_heartbeat(B, asked=None)
     assert isinstance(world.decide(ElectMaster("b", B)), Decision)
     assert isinstance(in_sync(A, B).decide(ElectMaster("b", B, designate=True)), Ask)  # a neve broker is queried
 
@@ -564,10 +564,10 @@ def test_former_set_member_stays_eligible_below_min_in_sync_replicas() -> None:
     assert world.elect().master == B
     assert (world.value.sync_state_set, world.value.eligible) == ((B,), (A,))  # B cannot acknowledge alone
     world.die(B)
-    world.hear(A)
+    world.record_heartbeat(A)
     assert world.elect(A).master == A
     assert B in world.value.eligible
-    world.hear(B)
+    world.record_heartbeat(B)
     assert world.alter(A, B).code == Code.SUCCESS
     assert not world.value.eligible
 
@@ -664,7 +664,7 @@ def test_restored_register_freezes_set_and_blocks_elections() -> None:
     assert world.value == replace(before, frozen=world.value.frozen)
     frozen = world.value
     for broker_id in world.reports:  # the freeze outlasts the reports
-        world.hear(broker_id, master_epoch=0, sync_state_set_epoch=0)
+        world.record_heartbeat(broker_id, master_epoch=0, sync_state_set_epoch=0)
     world.die(A)
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     assert world.alter(A).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
@@ -707,7 +707,7 @@ def test_member_readmitted_to_frozen_set_owns_its_id() -> None:
 
 def test_broker_with_reassigned_id_is_designated_under_a_new_id() -> None:
     world = lost(in_sync(A, B))
-    world.hear(B, sync_state_set_epoch=9)
+    world.record_heartbeat(B, sync_state_set_epoch=9)
     best = world.reports[B]
     assert world(taken(B, "best;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert world(ApplyBrokerId("c", "b", C, "best;1")).code == Code.SUCCESS
@@ -718,16 +718,16 @@ def test_broker_with_reassigned_id_is_designated_under_a_new_id() -> None:
 
 def test_scan_after_suspension_waits_for_heartbeat_timeout_of_master() -> None:
     world = in_sync(A, B)
-    world.hear(A, timeout_ms=3_000)
+    world.record_heartbeat(A, timeout_ms=3_000)
     world.now_ms += 60_000
-    world.rules = Rules(elects_from_ms=world.now_ms + 10_000, hears_since_ms=world.now_ms)
-    world.hear(B)
+    world.rules = Rules(elects_from_ms=world.now_ms + 10_000, listening_since_ms=world.now_ms)
+    world.record_heartbeat(B)
     waits = world(Scan("b"))
     assert waits.code == Code.CONTROLLER_MASTER_NOT_AVAILABLE and "has had no heartbeat of [1]" in waits.remark
     world.now_ms += 2_999
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     world.now_ms += 1
-    world.hear(B)
+    world.record_heartbeat(B)
     assert world(Scan("b")).master == B
 
 
@@ -749,17 +749,17 @@ def test_register_below_epochs_read_before_freezes_without_broker_reports() -> N
     world.rules = Rules()  # another controller: the freeze is in the register
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    world.hear(B, master_epoch=master_epoch, sync_state_set_epoch=7)
+    world.record_heartbeat(B, master_epoch=master_epoch, sync_state_set_epoch=7)
     assert world.elect(B, designate=True).master_epoch == master_epoch + 1
     world.rules = had(master_epoch, 7)
     assert world.elect(B).code == Code.CONTROLLER_MASTER_STILL_EXIST
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_wiped_register_gives_empty_newcomer_no_role_and_no_used_id(is_told: bool) -> None:
+@pytest.mark.parametrize("is_request_in_flight", [True, False])
+def test_wiped_register_gives_empty_newcomer_no_role_and_no_used_id(is_request_in_flight: bool) -> None:
     """The register was wiped: a broker reports its epochs, or the controller has read the set before."""
     world = DecidedSet()
-    if is_told:
+    if is_request_in_flight:
         world.reports[B] = Report(NOW, max_offset=9, epoch=3, master_epoch=3, sync_state_set_epoch=7)
     else:
         world.rules = had(3, 7)
@@ -773,7 +773,7 @@ def test_wiped_register_gives_empty_newcomer_no_role_and_no_used_id(is_told: boo
     for broker_id in (A, B):
         assert world(ApplyBrokerId("c", "b", broker_id, f"h{broker_id}:10911;1")).code == Code.SUCCESS
         assert world.start(broker_id).code == Code.SUCCESS
-        world.hear(broker_id, max_offset=9, epoch=3, master_epoch=3, sync_state_set_epoch=7)
+        world.record_heartbeat(broker_id, max_offset=9, epoch=3, master_epoch=3, sync_state_set_epoch=7)
     assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     answer = world.elect(B, designate=True)
     assert (answer.master, answer.master_epoch, answer.sync_state_set) == (B, 4, (B,))
@@ -783,8 +783,8 @@ def test_wiped_register_gives_empty_newcomer_no_role_and_no_used_id(is_told: boo
 def test_apache_broker_is_designated_by_the_epoch_of_its_log() -> None:
     world = in_sync(A, B, stock=True)
     world.rules = had(4, 9)
-    world.hear(B, epoch=3)
-    world.hear(A, epoch=4)
+    world.record_heartbeat(B, epoch=3)
+    world.record_heartbeat(A, epoch=4)
     assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     answer = world.elect(A, designate=True)
     assert (answer.master, answer.master_epoch) == (A, 5)
@@ -792,13 +792,13 @@ def test_apache_broker_is_designated_by_the_epoch_of_its_log() -> None:
 
 def test_next_broker_id_skips_ids_with_heartbeats() -> None:
     world = lost(in_sync(A, B))
-    world.hear(5, master_epoch=9, sync_state_set_epoch=9)
+    world.record_heartbeat(5, master_epoch=9, sync_state_set_epoch=9)
     assert world(GetNextBrokerId("c", "b")).next_broker_id == 6
     assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     world.rules = changed(world.rules, enable_elect_unclean_master=True)
     assert world.elect(A, designate=True).master == A
     assert world.value.next_broker_id == 6
-    world.hear(7)
+    world.record_heartbeat(7)
     assert world(ApplyBrokerId("c", "b", 6, "new;1")).code == Code.SUCCESS
     assert world.value.next_broker_id == 8
 
@@ -820,7 +820,7 @@ def test_member_unknown_to_restored_register_rejoins_and_is_designated() -> None
 @pytest.mark.parametrize("heard", [{"epoch": 2}, {"asked": Asked(True, 2, 5)}, {"master_epoch": 1}])
 def test_report_of_higher_epochs_freezes_the_set(heard: dict[str, Any]) -> None:
     world = in_sync(A, B)
-    world.hear(B, **({"sync_state_set_epoch": 3} | heard))
+    world.record_heartbeat(B, **({"sync_state_set_epoch": 3} | heard))
     world.die(A)
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     assert world.value.frozen
@@ -828,7 +828,7 @@ def test_report_of_higher_epochs_freezes_the_set(heard: dict[str, Any]) -> None:
 
 def test_wiped_register_freezes_new_set_if_a_broker_reports_an_epoch() -> None:
     world = DecidedSet()
-    world.hear(A, epoch=3, max_offset=1000)
+    world.record_heartbeat(A, epoch=3, max_offset=1000)
     assert world(ApplyBrokerId("c", "b", 2, "new:1;1")).code == Code.SUCCESS
     assert world.value.frozen is not None
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
@@ -836,7 +836,7 @@ def test_wiped_register_freezes_new_set_if_a_broker_reports_an_epoch() -> None:
 
 def test_epochs_of_another_cluster_do_not_freeze_the_set() -> None:
     world = in_sync(A, B)
-    world.hear(STRANGER, cluster="other", master_epoch=9)
+    world.record_heartbeat(STRANGER, cluster="other", master_epoch=9)
     world.die(A)
     assert world.elect(B).master == B
     assert world.value.frozen is None
@@ -844,7 +844,7 @@ def test_epochs_of_another_cluster_do_not_freeze_the_set() -> None:
 
 def test_operator_ends_freeze_by_designating_member_with_highest_epochs() -> None:
     world = lost(in_sync(A, B))
-    world.hear(B, sync_state_set_epoch=9)
+    world.record_heartbeat(B, sync_state_set_epoch=9)
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     behind = world.elect(A, designate=True)
     assert (behind.code, world.value.frozen is not None) == (Code.CONTROLLER_ELECT_MASTER_FAILED, True)
@@ -861,17 +861,17 @@ def test_designation_before_first_heartbeats_asks_operator_to_wait() -> None:
     early = world.elect(A, designate=True)
     assert (early.code, world.value.frozen is not None) == (Code.CONTROLLER_ELECT_MASTER_FAILED, True)
     assert "[]" not in early.remark and "wait for the next heartbeat" in early.remark
-    world.hear(A, master_epoch=5, sync_state_set_epoch=7)
+    world.record_heartbeat(A, master_epoch=5, sync_state_set_epoch=7)
     assert world.elect(A, designate=True).master == A
 
 
 def test_highest_reported_epochs_outlive_the_report() -> None:
     world = lost(in_sync(A, B))
-    world.hear(B, master_epoch=9, sync_state_set_epoch=0)
+    world.record_heartbeat(B, master_epoch=9, sync_state_set_epoch=0)
     world(Scan("b"))
     del world.reports[B]
     assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    world.hear(A, master_epoch=9, sync_state_set_epoch=20)  # learned in the meantime
+    world.record_heartbeat(A, master_epoch=9, sync_state_set_epoch=20)  # learned in the meantime
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert world.elect(A, designate=True).master_epoch == 10
     assert world.value.sync_state_set_epoch == 22

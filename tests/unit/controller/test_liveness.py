@@ -16,7 +16,7 @@ OLD, NEW = "old connection", "new connection"
 
 
 def heard(liveness: Liveness, connection: str = OLD, *, born: str = "", member: Member | None = None) -> bool:
-    return liveness.hear("b", 1, Report(0, timeout_ms=1000, incarnation=born), connection, member)
+    return liveness.record_heartbeat("b", 1, Report(0, timeout_ms=1000, incarnation=born), connection, member)
 
 
 def connected(liveness: Liveness) -> bool:
@@ -55,14 +55,14 @@ def test_stranger_report_is_kept_until_expiry_or_forget() -> None:
     heard(liveness, born="first")
     assert liveness.strangers("b") == ()
     for epoch in (5, 3):
-        assert not liveness.hear("b", 1, Report(0, incarnation="second", master_epoch=epoch), NEW, None)
+        assert not liveness.record_heartbeat("b", 1, Report(0, incarnation="second", master_epoch=epoch), NEW, None)
         assert [report.master_epoch for report in liveness.strangers("b")] == [5]
     heard(liveness, born="first")
     assert liveness.strangers("b") != ()
     clock.advance(FORGET_MS + 1)
     heard(liveness, born="first")
     assert liveness.strangers("b") == (), "it has long gone"
-    assert not liveness.hear("b", 1, Report(0, incarnation="second", master_epoch=5), NEW, None)
+    assert not liveness.record_heartbeat("b", 1, Report(0, incarnation="second", master_epoch=5), NEW, None)
     liveness.forget("b", 1)
     assert liveness.strangers("b") == ()
 
@@ -94,10 +94,15 @@ def test_number_of_sets_and_ids_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "MAX_IDS", 2)
     liveness = Liveness(ManualClock())
     said = Report(0)
-    assert [liveness.hear("b", broker_id, said, OLD, None) for broker_id in (1, 2, 3, 1)] == [True, True, False, True]
-    assert [liveness.hear(name, 1, said, OLD, None) for name in ("c", "d", "c")] == [True, False, True]
+    assert [liveness.record_heartbeat("b", broker_id, said, OLD, None) for broker_id in (1, 2, 3, 1)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert [liveness.record_heartbeat(name, 1, said, OLD, None) for name in ("c", "d", "c")] == [True, False, True]
     liveness.forget("b")
-    assert liveness.hear("d", 1, said, OLD, None)
+    assert liveness.record_heartbeat("d", 1, said, OLD, None)
 
 
 def test_broker_heard_by_another_controller_is_alive() -> None:
@@ -138,19 +143,19 @@ def test_highest_epochs_of_all_controllers_are_reported() -> None:
 
 async def test_until_heard_returns_on_heartbeat_or_timeout() -> None:
     liveness = Liveness(ManualClock())
-    await liveness.until_heard("b", 1, 0)
-    waiting = [asyncio.create_task(liveness.until_heard("b", 1, 60)) for _ in range(2)]
+    await liveness.until_alive("b", 1, 0)
+    waiting = [asyncio.create_task(liveness.until_alive("b", 1, 60)) for _ in range(2)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
     heard(liveness)
     await asyncio.gather(*waiting)
-    await liveness.until_heard("b", 1, 60)
+    await liveness.until_alive("b", 1, 60)
 
 
 async def test_waiter_is_woken_after_another_waiter_timed_out() -> None:
     liveness = Liveness(ManualClock())
-    patient = asyncio.create_task(liveness.until_heard("b", 1, 60))
-    await liveness.until_heard("b", 1, 0.001)
+    patient = asyncio.create_task(liveness.until_alive("b", 1, 60))
+    await liveness.until_alive("b", 1, 0.001)
     assert not patient.done()
     heard(liveness)
     async with asyncio.timeout(10):

@@ -24,6 +24,7 @@ from tests.histories.history import (
     Led,
     LogPart,
     Outcome,
+    ParsedDescription,
     Rested,
     Seen,
     Sent,
@@ -31,8 +32,7 @@ from tests.histories.history import (
     Stall,
     Stored,
     Switched,
-    Told,
-    TopicGone,
+    TopicDeleted,
     TopicMade,
     Topics,
     Unsettled,
@@ -47,7 +47,7 @@ ROW = Archived(topic="t", queue=0, offset=4, key="p-5")
 SERVES = Serves(what="p is acknowledged", at=HEALED + 5_000)
 ARCHIVE = Serves(what=ALL_IS_ARCHIVED, at=HEALED + 29_000)
 BEGAN, ENDED = Led(at=0, epoch=4), Led(at=HEALED + 32_000, epoch=5)
-KILL = Told(at=60_000, what="a: kill the master", kind=Kind.KILL)
+KILL = ParsedDescription(at=60_000, what="a: kill the master", kind=Kind.KILL)
 
 
 def sent(number: int, **more: object) -> Sent:
@@ -74,7 +74,7 @@ def whole() -> list[Event]:
         BEGAN,
         TopicMade(topic="t", queues=1),
         TopicMade(topic="old", queues=2),
-        TopicGone(topic="old"),
+        TopicDeleted(topic="old"),
         *(sent(number) for number in range(3)),
         sent(3, outcome=Outcome.UNKNOWN, queue=-1, offset=-1),
         sent(4, outcome=Outcome.REFUSED, queue=-1, offset=-1),
@@ -89,7 +89,7 @@ def whole() -> list[Event]:
         seen("late-0", 0, who="l1", group="l", topic="late", at=6_001),
         seen("halves-0", 0, who="h1", group="h", topic="halves"),
         KILL,
-        Told(at=63_500, what="a: over: kill the master"),
+        ParsedDescription(at=63_500, what="a: over: kill the master"),
         Switched(at=61_000, by="a", to="b", why="", epoch=4, then=5),
         Switched(at=62_000, by="", to="", why="not in sync", epoch=5, then=5),
         Switched(at=63_000, by="b", to="a", why="", epoch=5, then=-1),

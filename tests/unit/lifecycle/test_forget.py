@@ -52,7 +52,7 @@ def test_deleted_topic_is_forgotten_after_objects_records_and_retention(rig: Rig
     assert rig.lifecycle.forget.run() == 1
     assert "a" not in rig.journal.named and rig.hot.deleted == {}
     assert rig.journal.catalog.named_topics() == ["b"]
-    assert rig.journal.begin_again("a"), "it begins at 0, should it come again"
+    assert rig.journal.restart_at_zero("a"), "it begins at 0, should it come again"
     rig.restart()
     assert "a" not in rig.journal.named
     for whole in (True, False):
@@ -84,7 +84,7 @@ def test_deleted_topic_is_kept_while_a_trace_of_it_may_exist(rig: Rig, why: str)
         name = PlannedObject(key="k", topic="a", day="2026-01-01", start=end, end=end + 100, queues={0: (15, 15)})
         rig.journal.append(Intent(round=99, names=[name]))
     elif why == "in the log":
-        rig.policy = Policy(ttl_hours=lambda topic: None, gone_below=lambda topic: begin + 1)
+        rig.policy = Policy(ttl_hours=lambda topic: None, deleted_up_to=lambda topic: begin + 1)
     elif why == "has queues":
         rig.hot.put("a")
     elif why == "made again":

@@ -79,7 +79,7 @@ def test_copied_log_hides_no_offset_that_may_be_reused(rig: Rig) -> None:
     rig.journal.append(gap("a", 0, 2, 3))
     rig.journal.append(gap("b", 0, 1, 1))
     lifecycle, at = rig.lifecycle, [500]
-    policy = Policy(gone_below=lambda topic: 100 if topic == "a" else 0)
+    policy = Policy(deleted_up_to=lambda topic: 100 if topic == "a" else 0)
     job = HotErasure(
         rig.hot, rig.journal, lambda: policy, lifecycle.turns, described_below=lambda: at[0], is_copy=True
     )  # fmt: skip

@@ -267,7 +267,7 @@ def test_round_reads_its_topics_in_one_call(rig: Rig) -> None:
 
 def test_recreated_topic_starts_new_backlog_counts(rig: Rig) -> None:
     gone = {"a": 0}
-    rig.policy = Policy(archive_min_bytes=1 << 30, gone_below=gone.__getitem__)
+    rig.policy = Policy(archive_min_bytes=1 << 30, deleted_up_to=gone.__getitem__)
     rig.hot.put("a", count=5)
     assert rig.lifecycle.backlog()["a"].bytes == 500
     rig.hot.delete_topic("a")
@@ -280,7 +280,7 @@ def test_recreated_topic_is_archived_below_the_expired_minimum(
     rig: Rig,
 ) -> None:
     """A broker records its own deletions first. Only in a copy of another log can a lower offset be a reused one."""
-    rig.policy = Policy(gone_below=lambda topic: 1)
+    rig.policy = Policy(deleted_up_to=lambda topic: 1)
     rig.hot.put("a", count=5)
     rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={"a": {0: 2}}))
     rig.offload()

@@ -310,24 +310,24 @@ def test_topic_restarts_at_offset_zero_only_if_never_named(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     rig.hot.put("b", count=3)
     assert "a" not in rig.journal.named
-    assert rig.journal.begin_again("a")
+    assert rig.journal.restart_at_zero("a")
     rig.hot.delete_topic("a")
     rig.hot.put("a", count=2)
     rig.offload()
     assert (rig.check_tiles("a"), rig.check_tiles("b")) == (2, 3)
     assert "a" in rig.journal.named
-    assert not rig.journal.begin_again("a")
+    assert not rig.journal.restart_at_zero("a")
     rig.restart()
-    assert not rig.journal.begin_again("b")
+    assert not rig.journal.restart_at_zero("b")
 
 
 def test_topic_with_possibly_stored_intent_does_not_restart_at_zero(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     with failpoint.armed("journal.after_identity"), pytest.raises(FailpointError):
         rig.offload()
-    assert not rig.journal.begin_again("a")
+    assert not rig.journal.restart_at_zero("a")
     rig.restart()
-    assert not rig.journal.begin_again("a")
+    assert not rig.journal.restart_at_zero("a")
 
 
 def test_round_planned_before_topic_restart_names_no_old_offset(rig: Rig) -> None:
@@ -335,7 +335,7 @@ def test_round_planned_before_topic_restart_names_no_old_offset(rig: Rig) -> Non
     rig.hot.put("b", count=2)
 
     def delete(name: str) -> None:
-        assert rig.journal.begin_again("a")
+        assert rig.journal.restart_at_zero("a")
         rig.hot.delete_topic("a")
         rig.hot.put("a", count=1)
 

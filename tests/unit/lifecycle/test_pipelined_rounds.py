@@ -255,9 +255,9 @@ def test_object_cannot_be_begun_twice() -> None:
     names = RoundNames([name("a")])
     taken = names.next()
     assert taken is not None
-    names.begun(taken, 1)
+    names.started(taken, 1)
     with pytest.raises(ImpossibleTransition):
-        names.begun(taken, 1)
+        names.started(taken, 1)
 
 
 def of_one_topic(count: int) -> list[PlannedObject]:
@@ -282,7 +282,7 @@ def test_objects_of_a_topic_are_committed_in_log_order() -> None:
     other = name("other")
     names = RoundNames([*intended, other])
     while (taken := names.next()) is not None:
-        names.begun(taken, 1)
+        names.started(taken, 1)
     for number in (3, 1, 4):
         names.uploaded(in_store(intended[number]), 1.0)
     names.uploaded(in_store(other), 2.0)
@@ -298,7 +298,7 @@ def test_no_object_is_committed_after_a_cancelled_one() -> None:
     names = RoundNames(intended)
     for one in intended:
         assert names.next() is one
-        names.begun(one, 1)
+        names.started(one, 1)
     names.uploaded(in_store(intended[1]), 1.0)
     names.given_up(intended[0])
     assert published(names) == []

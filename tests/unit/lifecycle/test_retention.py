@@ -299,7 +299,7 @@ def test_topic_recreated_during_ttl_scan_keeps_its_new_messages(
     def looked(*arguments: Any) -> Any:
         found = look(*arguments)
         if pending and arguments[0] == pending[0]:
-            assert rig.journal.begin_again(pending[0])
+            assert rig.journal.restart_at_zero(pending[0])
             _begin_again(rig, pending.pop())
         return found
 
@@ -317,12 +317,12 @@ def test_topic_named_by_a_pending_expire_does_not_restart_at_zero(tmp_path: Path
     rig.hot.put("a", count=5)
     rig.clock.advance(TTL * HOUR)
     asked = []
-    rig.store.on_call = lambda verb, key: asked.append(rig.journal.begin_again("a")) if verb == "put" else None
+    rig.store.on_call = lambda verb, key: asked.append(rig.journal.restart_at_zero("a")) if verb == "put" else None
     with failpoint.armed("journal.before_put"), pytest.raises(FailpointError):
         rig.lifecycle.expire.run()
-    assert not rig.journal.begin_again("a")
+    assert not rig.journal.restart_at_zero("a")
     rig.restart()
-    assert not rig.journal.begin_again("a"), "the EXPIRE may stand: a start must know of it"
+    assert not rig.journal.restart_at_zero("a"), "the EXPIRE may stand: a start must know of it"
     rig.lifecycle.expire.run()
     assert set(asked) == {False}
 
@@ -564,7 +564,7 @@ def test_unarchived_topics_do_not_block_eviction_on_a_crowded_disk(tmp_path: Pat
 def test_unarchived_segment_is_evicted_only_if_its_topic_was_deleted(tmp_path: Path) -> None:
     """A topic missing from the topic table may be a lost table, so its messages are kept until they are archived."""
     gone: dict[str, int] = {}
-    rig = Rig(tmp_path / "state", Policy(gone_below=lambda topic: gone.get(topic, 0), ttl_hours=lambda topic: None))
+    rig = Rig(tmp_path / "state", Policy(deleted_up_to=lambda topic: gone.get(topic, 0), ttl_hours=lambda topic: None))
     rig.hot.put("lost", count=15)
     rig.hot.disk = 0.99
     rig.clock.advance(1000 * HOUR)

@@ -352,16 +352,16 @@ async def _hang_up_in(server: RemotingServer, code: int, stage: Stage) -> None:
 
 
 class Stage:
-    """A handler that waits for `go_on` in its middle."""
+    """A handler that waits for `resume` in its middle."""
 
     def __init__(self) -> None:
-        self.entered, self.go_on = asyncio.Event(), asyncio.Event()
+        self.entered, self.resume = asyncio.Event(), asyncio.Event()
         self.ends: list[str] = []
 
     async def __call__(self, _: Connection, command: RemotingCommand) -> Answer:
         self.entered.set()
         try:
-            await self.go_on.wait()
+            await self.resume.wait()
         except asyncio.CancelledError:
             self.ends.append("cancelled")
             raise
@@ -382,7 +382,7 @@ async def test_changing_request_completes_after_a_disconnect() -> None:
     stop = asyncio.create_task(server.shutdown(grace_s=30))
     await asyncio.to_thread(len, b"")
     assert not stop.done(), "a stop waits for it"
-    change.go_on.set()
+    change.resume.set()
     await stop
     assert change.ends == ["done"]
 
@@ -427,7 +427,7 @@ async def test_bodies_of_requests_in_progress_share_a_memory_limit() -> None:
     assert {task.result().code for task in asked if task.done()} == {2}
     assert server.in_work.bytes == 900_000
     small = asyncio.create_task(connections[0].invoke(RemotingCommand(900), 30))
-    stage.go_on.set()
+    stage.resume.set()
     assert (await small).code == 0, "what brings no body takes no room"
     assert sorted(answer.code for answer in await asyncio.gather(*asked)) == [0, 0, 0, 2, 2, 2]
     assert stage.ends == ["done"] * 4

@@ -85,7 +85,7 @@ def test_each_row_is_in_one_batch_and_repeated_batches_are_equal(steps: list[tup
     store = MemoryStore()
     journals = [JournalOnPaper(store, "a")]
     stream: Stream | None = None
-    came: set[tuple[str, Row]] = set()
+    arrived: set[tuple[str, Row]] = set()
     erased: set[tuple[str, Row]] = set()
     since_last: set[tuple[str, Row]] = set()  # a replay of the last batch lacks rows erased since
     ends: dict[tuple[str, str, int], int] = {}
@@ -101,7 +101,7 @@ def test_each_row_is_in_one_batch_and_repeated_batches_are_equal(steps: list[tup
             first = ends.get((of.broker, topic, queue), 0)
             ends[of.broker, topic, queue] = first + size
             of.commit(topic, [(queue, first, first + size - 1)], twice=kind == "twice")
-            came |= {(of.broker, (topic, queue, offset)) for offset in range(first, first + size)}
+            arrived |= {(of.broker, (topic, queue, offset)) for offset in range(first, first + size)}
         elif kind == "replace" and len(live) > 1:
             of.replace(live[-2:])
         elif kind == "erase" and live:
@@ -132,7 +132,7 @@ def test_each_row_is_in_one_batch_and_repeated_batches_are_equal(steps: list[tup
     stream.drain()
     rows = stream.all_rows()
     assert len(rows) == len(set(rows))
-    assert came - erased <= set(rows) <= came
+    assert arrived - erased <= set(rows) <= arrived
 
 
 def one_topic(**told: str) -> tuple[MemoryStore, JournalOnPaper, Options]:

@@ -23,13 +23,13 @@ class MasterAndSlave:
         self.slave = self._open()
 
     def _open(self) -> MessageStore:
-        return open_store(self.disk, self.clock, following=True, queues_may_begin_again=self._may)
+        return open_store(self.disk, self.clock, following=True, queues_may_restart_at_zero=self._may)
 
     def put(self, queue: int, body: bytes = b"m", topic: str = TOPIC) -> None:
         put_one(self.master, topic, queue, body)
 
     def recreate(self) -> None:
-        self.master.queue_changes.delete_topic(TOPIC, begin_again=True)
+        self.master.queue_changes.delete_topic(TOPIC, restart_at_zero=True)
 
     def pass_on(self, most: int = 1 << 30) -> None:
         while most > 0:

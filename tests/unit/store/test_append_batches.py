@@ -54,17 +54,17 @@ def test_append_stops_at_its_budget_of_queue_files(
     done = 4
     while done < len(batch):
         mapped.clear()
-        store.queues.rooms.left = 2
+        store.queues.file_budget.left = 2
         places = store.append(batch[done:], HOST, 1000)
         assert places
         assert len(mapped) <= 2
         done += len(places)
     assert queues(store) == [[body(number) for number in range(queue, 12, 4)] for queue in range(4)]
-    store.queues.rooms.left = 0
+    store.queues.file_budget.left = 0
     with pytest.raises(NotThisTurn):
         store.queue_for("t", 4)
     assert store.queues.names_of("t") == [0, 1, 2, 3]
-    store.queues.rooms.left = None
+    store.queues.file_budget.left = None
     store.queue_for("t", 4)
 
 

@@ -214,7 +214,7 @@ def test_interrupted_search_restarts_in_a_recreated_topic(
     store.after_flush(store.visibility.flush())
     search = store.reader.offset_by_time("t", 0, right + 18_000, False)
     next(search)
-    store.queue_changes.delete_topic("t", begin_again=True)
+    store.queue_changes.delete_topic("t", restart_at_zero=True)
     clock.set_wall(right + 19_000)
     put(store)
     store.after_flush(store.visibility.flush())

@@ -53,7 +53,7 @@ def pass_on(master: MessageStore, slave: MessageStore, limit: int, *, tells: boo
     if not some:
         return None
     if at > max(start, slave.max_physical_offset) and slave.reader.segments():
-        slave.replica.go_on_at(at)
+        slave.replica.continue_at(at)
     slave.replica.append(some, at)
     return False
 
@@ -186,7 +186,7 @@ def test_description_with_wrong_record_places_is_refused() -> None:
     start = pair.told.max_physical_offset
     one = pair.master.store.described.at(start)
     assert one is not None
-    told = described.told(one.description, one.records)
+    told = described.parse_description(one.description, one.records)
     queues = [(name.decode(), queue_id, first) for name, queue_id, first in told.queues]
     entries = [told.crc_entries[at : at + 16] for at in range(0, 64, 16)]
     swapped = b"".join((entries[0], entries[2], entries[1], entries[3]))
@@ -210,7 +210,7 @@ def test_description_that_contradicts_the_records_is_overruled(what: str) -> Non
     start = pair.told.max_physical_offset
     one = pair.master.store.described.at(start)
     assert one is not None
-    told = described.told(one.description, one.records)
+    told = described.parse_description(one.description, one.records)
     whose, entries = list(told.whose), told.crc_entries
     queues = [(name.decode(), queue_id, first) for name, queue_id, first in told.queues]
     match what:

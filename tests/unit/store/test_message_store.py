@@ -336,9 +336,9 @@ def test_recreated_topic_continues_above_its_old_offsets(open_store: Open, put: 
     assert (again.queues.min_offset("t", 0), again.queues.max_offset("t", 0)) == (5, 6)
 
 
-@pytest.mark.parametrize("begin_again", [True, False])
+@pytest.mark.parametrize("restart_at_zero", [True, False])
 def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
-    open_store: Open, put: Put, disk: SimDisk, begin_again: bool
+    open_store: Open, put: Put, disk: SimDisk, restart_at_zero: bool
 ) -> None:
     """Until the deletion is durable, no queue is created and no file is removed."""
     store = open_store()
@@ -348,7 +348,7 @@ def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
     assert store.queue_changes.hide_below("t", {0: 1})
     store.queue_changes.save()
     room, disk.capacity = disk.capacity, 0
-    store.queue_changes.delete_topic("t", begin_again=begin_again)
+    store.queue_changes.delete_topic("t", restart_at_zero=restart_at_zero)
     with pytest.raises(StoreFull):
         put(store)
     with pytest.raises(StoreNotWritable):
@@ -359,15 +359,15 @@ def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
     store.shutdown()
     again = open_store()
     assert (bodies(again), again.queues.records.ended()) == ([b"1", b"2", b"3", b"4"], {})
-    again.queue_changes.delete_topic("t", begin_again=begin_again)
-    assert put(again).queue_offset == (0 if begin_again else 5)
+    again.queue_changes.delete_topic("t", restart_at_zero=restart_at_zero)
+    assert put(again).queue_offset == (0 if restart_at_zero else 5)
 
 
 def test_topic_restarted_at_zero_shows_no_old_messages(open_store: Open, put: Put) -> None:
     store = open_store()
     for _ in range(5):
         put(store, keys="k", body=b"old")
-    store.queue_changes.delete_topic("t", begin_again=True)
+    store.queue_changes.delete_topic("t", restart_at_zero=True)
     assert put(store, keys="k", body=b"new").queue_offset == 0
     assert (bodies(store), len(by_key(store, "t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
     assert [len(run.physical) for run in store.reader.entries("t", 0, 1 << 60).values()] == [1]
@@ -411,7 +411,7 @@ def test_deleted_topic_is_forgotten_once_its_records_are_evicted(
     else:
         store.shutdown()
     again = open_store()
-    assert (again.queues.records.deleted(), again.queues.gone_below("t")) == (["u"], 0)
+    assert (again.queues.records.deleted(), again.queues.deleted_up_to("t")) == (["u"], 0)
     assert (again.queues.next_offset("t", 0), again.queues.next_offset("u", 0)) == (0, 6)
     assert put(again, body=b"new").queue_offset == 0
     assert (bodies(again), by_key(again, "t", "k", 10, 0, 1 << 60)) == ([b"new"], [])
@@ -696,7 +696,7 @@ def test_segment_topics_equal_a_full_scan(open_store: Open, put: Put, clock: Man
                 store.after_flush(store.visibility.flush())
                 store.upkeep()
             case 2:
-                store.queue_changes.delete_topic(f"t{chosen.randrange(8)}", begin_again=chosen.random() < 0.5)
+                store.queue_changes.delete_topic(f"t{chosen.randrange(8)}", restart_at_zero=chosen.random() < 0.5)
             case 3 if step % 5 == 0:
                 clock.set_wall(clock.now_ms() - chosen.choice((10, 60_000)))
             case 4 if step % 10 == 0:

@@ -53,13 +53,13 @@ def remove_all(store: MessageStore) -> None:
         store.upkeep()
 
 
-@pytest.mark.parametrize("begin_again", [True, False])
-def test_deletion_calls_the_disk_only_on_the_thread(begin_again: bool) -> None:
+@pytest.mark.parametrize("restart_at_zero", [True, False])
+def test_deletion_calls_the_disk_only_on_the_thread(restart_at_zero: bool) -> None:
     disk = CallRecordingDisk()
     store = opened(disk)
     fill(store)
     before = disk.calls
-    store.queue_changes.delete_topic("t", begin_again=begin_again)
+    store.queue_changes.delete_topic("t", restart_at_zero=restart_at_zero)
     assert store.queues.names_of("t") == []
     assert disk.calls == before
     remove_all(store)
@@ -82,7 +82,7 @@ def test_topic_created_again_before_the_removal_keeps_its_messages() -> None:
     disk = SimDisk()
     store = opened(disk)
     fill(store)
-    store.queue_changes.delete_topic("t", begin_again=True)
+    store.queue_changes.delete_topic("t", restart_at_zero=True)
     assert put_one(store, "t", 7, b"new").queue_offset == 0
     assert not store.queues.records.has_unsaved_deletions, "a new queue of the topic needs the deletion on the disk"
     remove_all(store)

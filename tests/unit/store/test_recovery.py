@@ -71,7 +71,7 @@ def test_start_after_an_unclean_stop_recovers_all_records(
     crash(store, disk)
     again = MessageStore(store.config, disk, clock)
     report = again.load()
-    assert (report.clean, report.records, report.cut_bytes, report.reason) == (False, 300, 0, "")
+    assert (report.clean, report.records, report.truncated_bytes, report.reason) == (False, 300, 0, "")
     assert [again.queues.max_offset("t", q) for q in range(3)] == [100] * 3
     assert again.reader.get("t", 1, 0, 1000, 1 << 20, frozenset({(1 << 40) + 298})).count == before.count == 1
     assert len(by_key(again, "t", "k299", 5, 0, 1 << 60)) == 1

@@ -179,7 +179,7 @@ def test_replica_data_is_accepted_only_at_its_next_offset_or_log_end(disk: SimDi
         with pytest.raises(LogMismatch, match=f"the log that ends at {end}"):
             store.replica.append(record(at, 1, 1), at)
     with pytest.raises(LogMismatch, match="inside a file"):
-        store.replica.go_on_at(1 << 20)
+        store.replica.continue_at(1 << 20)
     store.replica.append(record(end, 1, 1), end)
     assert store.queues.max_offset("t", 0) == 2
 
@@ -296,12 +296,12 @@ def test_deleted_topic_offsets_are_not_reused_in_a_broker_set(disk: SimDisk, clo
         master.put("orders", 0, 10)
     deleted_at = master.store.max_physical_offset
     master.store.visibility.confirm(deleted_at)
-    master.store.queue_changes.delete_topic("orders", begin_again=True)
+    master.store.queue_changes.delete_topic("orders", restart_at_zero=True)
     master.put("orders", 0, 10)
     LogLink(master, slave, 0).run()
     slave.visibility.confirm(slave.max_physical_offset)
     master.store.visibility.confirm(slave.max_physical_offset)
-    slave.queue_changes.delete_topic("orders", begin_again=True, below=deleted_at)
+    slave.queue_changes.delete_topic("orders", restart_at_zero=True, below=deleted_at)
     slave.queue_changes.save_deletions()
     assert (slave.queues.min_offset("orders", 0), slave.queues.max_offset("orders", 0)) == (3, 4)
     assert_same(slave, master.store)

@@ -148,7 +148,7 @@ def test_deleted_topic_without_files_keeps_its_next_offsets() -> None:
 def test_raised_queues_of_a_deleted_topic_continue_where_they_ended() -> None:
     store = opened(SimDisk())
     put_one(store, "t", 0)
-    store.queue_changes.raise_queues({"t": {0: 9}}, said_at=store.max_physical_offset)
+    store.queue_changes.raise_queues({"t": {0: 9}}, record_end=store.max_physical_offset)
     assert b'"raised":{"t":{"0":[[9,' in image(store)
     store.queue_changes.delete_topic("t")
     assert store.queues.records.ended() == {"t": {0: 9}}

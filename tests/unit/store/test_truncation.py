@@ -334,7 +334,7 @@ def test_next_lower_truncation_offset_is_found(disk: SimDisk) -> None:
     store.replica.append(end_record(16_384 - last), last)
     assert [store.reader.record_start(at) for at in (last, last + 7, 16_383)] == [last] * 3
     assert [store.reader.record_start(at) for at in (16_384, 20_000)] == [16_384] * 2
-    store.replica.go_on_at(30_000)
+    store.replica.continue_at(30_000)
     assert [store.reader.record_start(at) for at in (16_383, 16_384, 29_999)] == [last, 16_384, 16_384]
     assert [store.reader.record_start(at) for at in (30_000, 30_001)] == [30_000] * 2
     store.truncate(16_384, epoch=1, floor=0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from broker.store.errors import LogIsCut, NotThisTurn, StoreNotWritable
+from broker.store.errors import NotThisTurn, StoreNotWritable, TruncationRunning
 from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
@@ -240,7 +240,7 @@ def test_store_refuses_every_change_while_its_files_are_recovered() -> None:
         nonlocal refused
         try:
             slave.truncations.check_whole()
-        except LogIsCut:
+        except TruncationRunning:
             refused += 1
             slave.truncations.when_whole(lambda: ended.append(True))
             for one in changes:
@@ -306,7 +306,7 @@ def test_budget_of_new_queue_files_holds_after_a_truncation() -> None:
     slave, shared = followed(SimDisk(), 2)
     slave.truncate(shared, epoch=1, floor=shared)
     slave.lead()
-    slave.queues.rooms.left = 1
+    slave.queues.file_budget.left = 1
     queue = slave.queue_for("orders", 8)
     queue.map = None
     with pytest.raises(NotThisTurn):

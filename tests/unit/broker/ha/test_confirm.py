@@ -544,14 +544,14 @@ def test_async_master_stops_acknowledging_without_controllers_and_slaves() -> No
     """Another master may have been elected, and no other log would have the acknowledged messages."""
     confirm = master(B, rules=ASYNC)
     b = connect(confirm, B, 0)
-    confirm.controller_heard(3.0)
+    confirm.controller_answered(3.0)
     assert confirm.acknowledged(13.0) == 0
     assert confirm.acknowledged(13.1) == -1
     assert confirm.held(13.1) == (Held.CUT_OFF, 0)
     confirm.reported(B, b, 0, 20.0)
     assert confirm.acknowledged(30.0) == 0
     assert confirm.acknowledged(30.1) == -1
-    confirm.controller_heard(31.0)
+    confirm.controller_answered(31.0)
     assert confirm.acknowledged(31.0) == 0
 
 

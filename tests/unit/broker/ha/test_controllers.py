@@ -94,7 +94,7 @@ def test_member_registers_is_elected_and_alters_the_set(tmp_path: Path) -> None:
             assert await told(controllers, ApplyBrokerId(1, "another;2")) == BrokerIdTaken()
             assert await told(controllers, Register(LIFE, CODE)) == Registered(None)
             heartbeat = call_of(Heartbeat(LIFE, 0, 0, (0, 0)), identity(), 1, log_epoch=-1)
-            (answer,) = await controllers.tell(heartbeat)
+            (answer,) = await controllers.send(heartbeat)
             assert answer.code == ResponseCode.SUCCESS
             seen = await told(controllers, Elect())
             assert isinstance(seen, Seen)
@@ -134,7 +134,7 @@ def test_unreachable_controller_is_skipped_and_reported(tmp_path: Path) -> None:
             assert controllers.connected == 1
             assert list(controllers.troubles) == [f"127.0.0.1:{nobody}"]
             heartbeat = call_of(Heartbeat(LIFE, 0, 0, (0, 0)), identity(), 1, log_epoch=-1)
-            assert len(await controllers.tell(heartbeat)) == 1
+            assert len(await controllers.send(heartbeat)) == 1
             controllers.close()
         with pytest.raises(NoControllerAnswered, match=str(nobody)):
             await controllers.ask(heartbeat)
@@ -220,12 +220,12 @@ def test_unanswered_set_change_is_not_repeated_at_another_controller() -> None:
 
 def test_controller_gets_no_second_request_before_it_answers_the_first() -> None:
     """Otherwise each heartbeat would wait there in a task of its own. The other controllers get every heartbeat."""
-    heard: list[int] = []
+    received: list[int] = []
     has_begun = asyncio.Event()
 
     async def silent(_: Connection, request: RemotingCommand) -> RemotingCommand:
         if request.code == RequestCode.BROKER_HEARTBEAT:
-            heard.append(request.opaque)
+            received.append(request.opaque)
             has_begun.set()
             await asyncio.Event().wait()
         return answers(_, request)
@@ -239,11 +239,11 @@ def test_controller_gets_no_second_request_before_it_answers_the_first() -> None
             await server.start()
         controllers = to(*(f"127.0.0.1:{server.port}" for server in servers))
         heartbeat = call_of(Heartbeat(LIFE, 0, 0, (0, 0)), identity(), 1, log_epoch=-1)
-        waiting = asyncio.create_task(controllers.tell(heartbeat))
+        waiting = asyncio.create_task(controllers.send(heartbeat))
         await has_begun.wait()
         for _ in range(50):
-            assert len(await controllers.tell(heartbeat)) == 1
-        assert len(heard) == 1
+            assert len(await controllers.send(heartbeat)) == 1
+        assert len(received) == 1
         assert not waiting.done()
         waiting.cancel()
         controllers.close()
@@ -282,10 +282,10 @@ def test_closed_controllers_never_reconnect(tmp_path: Path) -> None:
 def test_concurrent_requests_share_one_attempt_at_a_hanging_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests arrive more often than an attempt takes: with an attempt each, they would pile up."""
     monkeypatch.setattr(controllers_module, "ASK_S", 0.2)
-    came: list[asyncio.StreamWriter] = []
+    arrived: list[asyncio.StreamWriter] = []
 
     async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        came.append(writer)
+        arrived.append(writer)
 
     async def main() -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
@@ -293,8 +293,8 @@ def test_concurrent_requests_share_one_attempt_at_a_hanging_controller(monkeypat
         asks = [told(controllers, AskNextBrokerId()) for _ in range(20)]
         told_them = await asyncio.gather(*asks, return_exceptions=True)
         assert all(isinstance(one, NoControllerAnswered) for one in told_them)
-        assert len(came) == 1
-        for writer in came:
+        assert len(arrived) == 1
+        for writer in arrived:
             writer.close()
         server.close()
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.ha.epoch_file import FILE_NAME, EpochFile, EpochFileDamaged, decode_entries, encode_entries
-from broker.ha.epochs import EpochCache, EpochConflict, consistent_point, cut_point
+from broker.ha.epochs import EpochCache, EpochConflict, consistent_point, truncation_point
 from tests.kit.store.sim_disk import SimDisk
 
 DIRECTORY = Path("/store")
@@ -102,22 +102,22 @@ def test_former_master_truncates_to_confirm_if_the_epoch_is_reused() -> None:
     """A wrote 900 to 1000 alone as epoch 2. C was elected for epoch 3 but, without a write, still uses epoch 2."""
     epochs = [(1, 0), (2, 500)]
     assert consistent_point(epochs, 1000, epochs, 1200) == 1000  # the epochs are equal, the bytes are not
-    assert cut_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=2, last_confirm=900) == 900
+    assert truncation_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=2, last_confirm=900) == 900
 
 
 def test_reconnecting_to_the_same_master_truncates_nothing() -> None:
     epochs = [(1, 0), (2, 500)]
-    assert cut_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=3, last_confirm=900) == 1000
+    assert truncation_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=3, last_confirm=900) == 1000
 
 
 def test_slave_keeps_unconfirmed_bytes_that_the_epochs_prove() -> None:
     """B acknowledged 1000 and knows 900 as confirmed. The epochs of C, elected next, show that C has 1000 as well."""
     local, master = [(1, 0)], [(1, 0), (2, 1000)]
-    assert cut_point(local, 1000, master, 1200, master_epoch=2, followed_epoch=1, last_confirm=900) == 1000
+    assert truncation_point(local, 1000, master, 1200, master_epoch=2, followed_epoch=1, last_confirm=900) == 1000
 
 
 def test_logs_without_a_common_epoch_have_no_truncation_point() -> None:
-    assert cut_point([(1, 0)], 10, [(2, 5)], 10, master_epoch=2, followed_epoch=1, last_confirm=5) is None
+    assert truncation_point([(1, 0)], 10, [(2, 5)], 10, master_epoch=2, followed_epoch=1, last_confirm=5) is None
 
 
 class _Logs:
@@ -138,7 +138,7 @@ class _Logs:
         theirs, own = self.epochs[master], self.epochs[slave]
         if self.bytes[slave]:
             ends = len(self.bytes[slave]), len(self.bytes[master])
-            point = cut_point(
+            point = truncation_point(
                 own.entries(), ends[0], theirs.entries(), ends[1], master_epoch=epoch, followed_epoch=-1, last_confirm=0
             )
             assert point is not None, "the first epoch is common to all"

@@ -22,10 +22,10 @@ from broker.ha.master_session import (
     HEARTBEAT_S,
     SILENCE_S,
     TURN_BYTES,
-    Came,
     End,
     Reported,
     Send,
+    SlaveConnected,
 )
 from tests.kit.broker.byte_log import ByteLog, record
 from tests.kit.broker.ha_master import A, B, MasterEnd, frames, refused, transfers
@@ -41,7 +41,7 @@ def test_slave_gets_a_hello_a_handshake_and_the_stream() -> None:
     assert isinstance(answer, Hello)
     assert (answer.answers, answer.nonce, answer.eviction_frontier) == ("n2", "n1", 7)
     assert frames(master.shake()) == [MasterHandshake(10, 3, ((3, 0),))]
-    assert master.session.receive_data(encode_ack(0, 0), 0.0) == [Came(B, False, hello()), Reported(0, 0)]
+    assert master.session.receive_data(encode_ack(0, 0), 0.0) == [SlaveConnected(B, False, hello()), Reported(0, 0)]
     assert master.sends() == [Transfer(0, 3, 0, 0, memoryview(record(1)))]
     assert master.session.receive_data(encode_ack(4, 2) + encode_ack(10, 4), 0.0) == [Reported(10, 4)]
 
@@ -70,7 +70,7 @@ def test_stock_member_is_admitted_only_if_configured() -> None:
     assert refused(MasterEnd().shake()) == ("stock-members-not-admitted", False)
     master = MasterEnd(admits_stock=True)
     assert frames(master.shake()) == [MasterHandshake(0, 3, ((3, 0),))]
-    assert master.session.receive_data(encode_ack(0), 0.0) == [Came(B, False, None), Reported(0, -1)]
+    assert master.session.receive_data(encode_ack(0), 0.0) == [SlaveConnected(B, False, None), Reported(0, -1)]
 
 
 def test_stock_member_of_another_set_is_refused() -> None:
@@ -83,7 +83,7 @@ def test_learner_flag_of_the_handshake_is_reported() -> None:
     master = MasterEnd()
     master.greet()
     master.shake(is_learner=True)
-    assert master.session.receive_data(encode_ack(0, 0), 0.0)[0] == Came(B, True, hello())
+    assert master.session.receive_data(encode_ack(0, 0), 0.0)[0] == SlaveConnected(B, True, hello())
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", encode_ack(5), encode_hello(hello()) * 2])

@@ -19,7 +19,7 @@ from broker.ha.member_events import (
     BrokerIdApplied,
     BrokerIdLost,
     BrokerIdTaken,
-    ConfirmHeard,
+    ConfirmReceived,
     DropSlaves,
     Elect,
     EndRoleChange,
@@ -45,7 +45,7 @@ from broker.ha.member_events import (
     SyncMetadata,
     Tick,
     Truncate,
-    TruncationWanted,
+    TruncationRequested,
     View,
     Withdraw,
 )
@@ -330,7 +330,7 @@ def test_slave_keeps_following_while_the_controller_has_no_master() -> None:
 
 def test_slave_refuses_to_truncate_below_its_confirmed_offset() -> None:
     member = _slave(confirm=800)
-    actions = member.happens(TruncationWanted(700, floor=800), 1.0)
+    actions = member.happens(TruncationRequested(700, floor=800), 1.0)
     assert Truncate not in _kinds(actions) and NotifyOperator in _kinds(actions)
     assert member.state is State.REFUSED and not member.is_readable
     assert member.happens(Registered(_view(2, 1, 1, 2)), 2.1) == []
@@ -338,13 +338,13 @@ def test_slave_refuses_to_truncate_below_its_confirmed_offset() -> None:
 
 
 def test_unconfirmed_tail_of_an_async_master_is_truncated() -> None:
-    assert _slave(ASYNC, confirm=800).happens(TruncationWanted(700, floor=800), 1.0) == [Truncate(700)]
+    assert _slave(ASYNC, confirm=800).happens(TruncationRequested(700, floor=800), 1.0) == [Truncate(700)]
 
 
 def test_confirmed_offset_never_decreases_and_is_saved() -> None:
     member = _slave()
-    member.happens(ConfirmHeard(500), 1.0)
-    member.happens(ConfirmHeard(300), 1.1)
+    member.happens(ConfirmReceived(500), 1.0)
+    member.happens(ConfirmReceived(300), 1.1)
     assert member.confirm == 500
     save = _only(Save, member.happens(Tick(END), 5.0))
     assert isinstance(save, Save) and save.saved.confirm == 500

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from broker.ha.stock_master import read_look
-from broker.ha.stock_reach import UNKNOWN, WRITTEN_BACK_S, Look, StockReach, flush_takes_s
+from broker.ha.stock_archivable_limit import UNKNOWN, WRITTEN_BACK_S, Observation, StockArchivableLimit, flush_takes_s
+from broker.ha.stock_master import read_observation
 from neve.errors import NeveError
 
 FILE = 1000
@@ -15,21 +15,21 @@ FLUSH_S = 10.5
 BOOT = 7
 
 
-def reach(*, end_at_start: int = 0, flush_s: float | None = FLUSH_S) -> StockReach:
-    begun = StockReach(FILE)
+def reach(*, end_at_start: int = 0, flush_s: float | None = FLUSH_S) -> StockArchivableLimit:
+    begun = StockArchivableLimit(FILE)
     begun.attached(BOOT, end_at_start, flush_s, 0.0)
     return begun
 
 
-def look(end: int, *, flushed: int | None = None, in_sync: tuple[int, ...] | None = None) -> Look:
-    return Look(
+def look(end: int, *, flushed: int | None = None, in_sync: tuple[int, ...] | None = None) -> Observation:
+    return Observation(
         begin=0, end=end, flushed=end if flushed is None else flushed, in_sync=(end,) if in_sync is None else in_sync
     )
 
 
-def looked(begun: StockReach, seen: Look, *times: float) -> int:
+def looked(begun: StockArchivableLimit, seen: Observation, *times: float) -> int:
     for at in times:
-        begun.heard(seen, at)
+        begun.observe(seen, at)
     return begun.offset
 
 
@@ -69,7 +69,7 @@ def test_killed_masters_writes_are_archivable_after_the_kernel_writeback() -> No
 
 def test_observations_outlive_connections_but_not_the_masters_process() -> None:
     begun = reach()
-    begun.heard(look(2500), 0)
+    begun.observe(look(2500), 0)
     begun.attached(BOOT, 0, FLUSH_S, 5.0)
     assert looked(begun, look(2500), FLUSH_S) == 2000
     begun.attached(BOOT + 1, 0, FLUSH_S, 20.0)
@@ -113,13 +113,13 @@ def ha_status(*slaves: tuple[int, bool], end: int = 1 << 40, master: bool = True
     ],
 )
 def test_unflushed_bytes_are_the_upper_bound_of_the_printed_size(behind: str, most: int) -> None:
-    seen = read_look(runtime(), ha_status((5, True)), runtime(behind=behind), BOOT)
-    assert seen == Look(begin=0, end=1 << 40, flushed=(1 << 40) - most, in_sync=(5,))
+    seen = read_observation(runtime(), ha_status((5, True)), runtime(behind=behind), BOOT)
+    assert seen == Observation(begin=0, end=1 << 40, flushed=(1 << 40) - most, in_sync=(5,))
 
 
 def test_slave_out_of_sync_does_not_limit_the_archivable_offset() -> None:
-    seen = read_look(runtime(), ha_status((5, False), (900, True), (800, True), end=900), runtime(), BOOT)
-    assert seen == Look(begin=0, end=900, flushed=900, in_sync=(900, 800))
+    seen = read_observation(runtime(), ha_status((5, False), (900, True), (800, True), end=900), runtime(), BOOT)
+    assert seen == Observation(begin=0, end=900, flushed=900, in_sync=(900, 800))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_slave_out_of_sync_does_not_limit_the_archivable_offset() -> None:
     ids=["another life before", "another life after", "no master", "without the slave that asks"],
 )
 def test_answers_of_several_processes_or_of_no_master_are_ignored(before: bytes, status: bytes, after: bytes) -> None:
-    assert read_look(before, status, after, BOOT) is None
+    assert read_observation(before, status, after, BOOT) is None
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_answers_of_several_processes_or_of_no_master_are_ignored(before: bytes,
 )
 def test_unreadable_answer_is_an_error(status: bytes, after: bytes) -> None:
     with pytest.raises(NeveError, match="does not report its flushed offset"):
-        read_look(runtime(), status, after, BOOT)
+        read_observation(runtime(), status, after, BOOT)

@@ -214,7 +214,7 @@ class TablesMember:
             position += len(raw)
         return list(found)
 
-    def hear(self, record: MessageRecord, *, follows: bool = True) -> None:
+    def receive(self, record: MessageRecord, *, follows: bool = True) -> None:
         """Store a master's record at the master's offset. Without `follows`, only deletions are applied."""
         stored = self.store.put(
             record.topic, record.queue_id, record.body, record.properties_raw, flag=0, sys_flag=record.sys_flag,

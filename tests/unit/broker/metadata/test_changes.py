@@ -11,20 +11,20 @@ from broker.tables.changes import (
     ArchiveSettled,
     Change,
     DelayPositions,
+    GroupDeleted,
     GroupForbidden,
-    GroupGone,
     GroupPut,
     ModePut,
     OffsetsCopied,
     OffsetsReset,
-    PoliciesGone,
+    PoliciesDeleted,
     PoliciesPut,
     QueuesRaised,
     RowsErased,
-    TopicGone,
+    TopicDeleted,
     TopicPut,
     UnreadableChange,
-    UserGone,
+    UserDeleted,
     UserPut,
     decode_change,
     encode_change,
@@ -34,17 +34,17 @@ STAMP = {"counter": 3, "stateVersion": 0, "timestamp": 5}
 POLICY = {"policyType": "Custom", "entries": [{"resource": "Topic:t", "actions": ["Pub"], "decision": "Allow"}]}
 EACH: list[Change] = [
     TopicPut(config={"topicName": "t", "perm": 6}, version=STAMP),
-    TopicGone(topic="t", ends={0: 7, 1: 0}, begins_again=True, version=STAMP),
+    TopicDeleted(topic="t", ends={0: 7, 1: 0}, begins_again=True, version=STAMP),
     GroupPut(config={"groupName": "g"}, version=STAMP),
-    GroupGone(group="g", with_offsets=True, version=STAMP),
+    GroupDeleted(group="g", with_offsets=True, version=STAMP),
     GroupForbidden(group="g", topic="t", forbidden=True, version=STAMP),
     ModePut(topic="t", group="g", mode="POP", neighbours=3),
     OffsetsReset(group="g", topic="t", offsets={0: 5}),
     OffsetsCopied(group="g", topic="t", offsets={0: 5, 1: 6}),
     UserPut(name="u", user={"password": "secret", "userType": "Normal", "userStatus": "enable"}),
-    UserGone(name="u"),
+    UserDeleted(name="u"),
     PoliciesPut(subject="User:u", policies=[POLICY]),
-    PoliciesGone(subject="User:u"),
+    PoliciesDeleted(subject="User:u"),
     DelayPositions(offsets={1: 5, 18: 6}),
     QueuesRaised(queues={"t": {0: 7}}),
     RowsErased(rows={"t": {0: [(3, 3), (5, 9)]}}),
@@ -92,4 +92,4 @@ def test_damaged_record_is_refused_without_revealing_a_secret(record: bytes) -> 
 
 
 def test_unknown_field_of_a_later_version_is_ignored() -> None:
-    assert decode_change(b'{"v":1,"kind":"user gone","name":"u","by":"root"}') == UserGone(name="u")
+    assert decode_change(b'{"v":1,"kind":"user gone","name":"u","by":"root"}') == UserDeleted(name="u")

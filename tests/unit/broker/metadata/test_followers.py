@@ -132,16 +132,16 @@ class RandomSlave:
     def __init__(self, member: TablesMember, dice: random.Random) -> None:
         self.member, self.dice = member, dice
 
-    def hear(self, log: list[MessageRecord], most: int = 1 << 30) -> None:
+    def receive(self, log: list[MessageRecord], most: int = 1 << 30) -> None:
         have = len(self.member.records())
         for record in log[have : have + most]:
-            self.member.hear(record)
+            self.member.receive(record)
 
     def step(self, log: list[MessageRecord]) -> None:
         """Receive records, and follow, save or crash."""
         member, chance = self.member, self.dice.random()
         if chance < 0.6:
-            self.hear(log, self.dice.randrange(60))
+            self.receive(log, self.dice.randrange(60))
         elif chance < 0.75:
             member.metadata.catch_up()
         elif chance < 0.85:
@@ -178,7 +178,7 @@ def test_slave_that_follows_the_log_ends_equal_to_its_master(seed: int, tmp_path
     for _ in range(150):
         story.step(master)
         slave.step(master.records())
-    slave.hear(master.records())
+    slave.receive(master.records())
     slave.member.metadata.catch_up()
     assert alike(slave.member) == alike(master)
 
@@ -193,14 +193,14 @@ def test_member_that_begins_with_an_image_ends_equal_to_its_master(seed: int, tm
         story.step(master)
     image, offsets, log = master.metadata.image(), at_once(master.metadata.offsets_image()), master.records()
     for record in log:
-        slave.hear(record)
+        slave.receive(record)
     slave.metadata.install(image)
     slave.metadata.install_offsets(offsets)
     assert alike(slave) == alike(master)
     for _ in range(60):
         story.step(master)
     for record in master.records()[len(log) :]:
-        slave.hear(record)
+        slave.receive(record)
     slave.metadata.catch_up()
     assert alike(slave) == alike(master)
 
@@ -215,7 +215,7 @@ def test_image_of_equal_tables_is_adopted_without_a_write(
     for _ in range(60):
         story.step(master)
     for record in master.records():
-        slave.hear(record)
+        slave.receive(record)
     slave.metadata.catch_up()
     master.topics.lead(7)
     writes, write_atomic = list[str](), slave.disk.write_atomic
@@ -247,7 +247,7 @@ def test_tables_stay_equal_over_a_hundred_changes_of_the_master(tmp_path: Path) 
         log = master.records()
         for member in members:
             if member is not master:
-                RandomSlave(member, dice).hear(log)
+                RandomSlave(member, dice).receive(log)
                 if dice.random() < 0.2:
                     member.save()
                     member.kill()
@@ -269,7 +269,7 @@ def test_offsets_image_keeps_the_resets_and_deletions_that_the_log_made(tmp_path
         master.groups.find(group)
         master.offsets.commit(group, "t", 0, 9)
     for record in master.records():
-        slave.hear(record)
+        slave.receive(record)
     slave.metadata.catch_up()
     slave.offsets.commit("left over", "t", 0, 3)
     slave.metadata.install_offsets(at_once(master.metadata.offsets_image()))
@@ -278,7 +278,7 @@ def test_offsets_image_keeps_the_resets_and_deletions_that_the_log_made(tmp_path
     master.offsets.reset("reset later", "t", 0, 1)
     master.delete_group("gone", with_offsets=True)
     for record in master.records()[sent:]:
-        slave.hear(record)
+        slave.receive(record)
     slave.metadata.catch_up()
     slave.metadata.install_offsets(image)
     expected = {"t@stays": {0: 9}, "t@reset later": {0: 1}, "t@goes back": {0: 2}}
@@ -294,7 +294,7 @@ def test_new_master_limits_committed_offsets_to_its_log_end(tmp_path: Path) -> N
         master.put("t")
     master.offsets.commit("g", "t", 0, 5)
     for record in master.records()[:-2]:
-        slave.hear(record)
+        slave.receive(record)
     slave.metadata.catch_up()
     slave.metadata.install_offsets(at_once(master.metadata.offsets_image()))
     assert slave.metadata.lead() == ["t@g queue 0: 5 → 3"]
@@ -310,7 +310,7 @@ def test_follower_hides_erased_rows_of_an_internal_topic(tmp_path: Path, killed:
         master.put_delayed("orders")
     master.journal.record(RowsErased(rows={SCHEDULE_TOPIC: {0: [(0, 1)]}}))
     for record in master.records():
-        slave.hear(record)
+        slave.receive(record)
     slave.metadata.catch_up()
     if killed:
         slave.kill()

@@ -151,7 +151,7 @@ def test_deletion_interrupted_by_a_crash_is_completed_at_the_next_start(
     member.pops.record(PopCheckPoint("g", "t", 0, 5, 1, 60_000, False, [3, 4]))
     with monkeypatch.context() as patch:
         if dies_in == "delete_topic":
-            patch.setattr(QueueChanges, "delete_topic", lambda self, topic, begin_again: _die())
+            patch.setattr(QueueChanges, "delete_topic", lambda self, topic, restart_at_zero: _die())
         elif dies_in == "remember":
             patch.setattr(type(member.topics.file), "save", lambda self: _die())
         if dies_in == "nowhere":
@@ -223,15 +223,15 @@ def test_deletion_is_complete_or_absent_after_a_power_cut_in_its_record(
         member.sync()
         before = member.store.max_physical_offset
         with monkeypatch.context() as patch:
-            patch.setattr(QueueChanges, "delete_topic", lambda self, topic, begin_again: _die())
+            patch.setattr(QueueChanges, "delete_topic", lambda self, topic, restart_at_zero: _die())
             with pytest.raises(Killed):
                 member.delete_topic("t")
         member.power_cut()
-        is_gone = member.store.max_physical_offset > before
-        outcomes.add(is_gone)
-        assert bodies(member, "t") == ([] if is_gone else [b"old"] * 5)
-        assert (member.topics.select("t") is None) == is_gone
-        assert member.offsets.groups_of("t") == ([] if is_gone else ["g"])
+        is_deleted = member.store.max_physical_offset > before
+        outcomes.add(is_deleted)
+        assert bodies(member, "t") == ([] if is_deleted else [b"old"] * 5)
+        assert (member.topics.select("t") is None) == is_deleted
+        assert member.offsets.groups_of("t") == ([] if is_deleted else ["g"])
         member.topics.create_plain("t", 1)
         assert member.put("t", b"new") == 5
     assert outcomes == {True, False}
@@ -439,7 +439,7 @@ def test_log_that_begins_above_the_tables_position_needs_an_image(member: Tables
     member.topics.create_plain("new", 1)
     for record in member.records():
         if record.topic == METADATA_LOG and record.queue_offset >= 3:
-            young.hear(record)
+            young.receive(record)
     with pytest.raises(ImageNeeded, match="from 0 to 3"):
         young.metadata.catch_up()
     assert young.topics.topics == {}
@@ -469,7 +469,7 @@ def test_deletion_older_than_an_image_drops_the_followers_queues(
     member.put("other")
     for record in member.records():
         if record.topic != METADATA_LOG or record.queue_offset >= begin:
-            slave.hear(record, follows=False)
+            slave.receive(record, follows=False)
     assert slave.store.queues.names_of("t"), "confirmed, and not followed yet"
     slave.metadata.install(member.metadata.image())
     assert not slave.store.queues.names_of("t")
@@ -477,7 +477,7 @@ def test_deletion_older_than_an_image_drops_the_followers_queues(
     member.topics.create_plain("t", 2)
     member.put("t", b"new")
     for record in member.records()[seen:]:
-        slave.hear(record)
+        slave.receive(record)
     slave.metadata.catch_up()
     assert bodies(slave, "t") == bodies(member, "t") == [b"new"]
 
@@ -491,7 +491,7 @@ def test_raised_queue_resumes_there_on_a_slave_and_after_a_restart(
     member.raise_queue("t", 1, 3)
     member.put("other")
     for record in member.records():
-        slave.hear(record, follows=False)
+        slave.receive(record, follows=False)
     assert slave.store.queues.next_offset("t", 0) == 5, "confirmed, and not followed yet"
     if by_image:
         slave.metadata.install(member.metadata.image())
@@ -513,7 +513,7 @@ def test_raised_queue_resumes_there_after_a_followers_crash(
     slave = TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.raise_queue("t", 0, 7)
     for record in member.records():
-        slave.hear(record, follows=False)
+        slave.receive(record, follows=False)
     slave.sync()
     slave.metadata.catch_up()
     slave.store.follow()
@@ -539,7 +539,7 @@ def test_truncation_lowers_a_raised_queue_only_if_it_removes_the_record(
     cut = member if who == "its master" else TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     if cut is not member:
         for record in member.records():
-            cut.hear(record)
+            cut.receive(record)
     cut.metadata.install(member.metadata.image())
     cut.store.follow()
     cut.store.truncate(behind if above else before, epoch=1, floor=0)
@@ -566,7 +566,7 @@ def test_truncation_lowers_a_raised_empty_queue_only_with_its_record(
     cut = member if who == "its master" else TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     if cut is not member:
         for record in member.records():
-            cut.hear(record)
+            cut.receive(record)
         cut.metadata.catch_up()
     cut.store.after_flush(cut.store.visibility.flush())
     cut.store.follow()
@@ -624,9 +624,9 @@ def test_truncation_of_a_repeated_raise_keeps_the_first_record(member: TablesMem
 def test_raise_that_is_replayed_holds_while_its_record_exists(member: TablesMember) -> None:
     """As behind an image, or after a start with unsaved tables."""
     store = member.store
-    store.queue_changes.raise_queues({"t": {0: 12}}, said_at=3000)
-    for said_at, to in ((1000, 9), (4000, 20), (2000, 12), (5000, 20), (1000, 9)):
-        store.queue_changes.raise_queues({"t": {0: to}}, said_at=said_at)
+    store.queue_changes.raise_queues({"t": {0: 12}}, record_end=3000)
+    for record_end, to in ((1000, 9), (4000, 20), (2000, 12), (5000, 20), (1000, 9)):
+        store.queue_changes.raise_queues({"t": {0: to}}, record_end=record_end)
     assert b'"raised":{"t":{"0":[[9,1000],[12,2000],[20,4000]]}}' in store.queue_changes.image().data
 
 
@@ -673,12 +673,12 @@ def test_topic_deleted_above_stays_deleted_when_its_raise_is_replayed(member: Ta
 def test_topic_deleted_before_its_raise_is_logged_ends_as_high_on_a_slave(member: TablesMember, tmp_path: Path) -> None:
     slave = TablesMember(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.store.queue_changes.raise_queues({"t": {0: 12, 1: 3}})
-    member.journal.owe([QueuesRaised(queues={"t": {0: 12}}), QueuesRaised(queues={"t": {1: 3}})])
+    member.journal.defer([QueuesRaised(queues={"t": {0: 12}}), QueuesRaised(queues={"t": {1: 3}})])
     ends = member.store.queues.following_of("t")
     member.journal.record(member.topics.deletion("t", ends, begins_again=False))  # as in a set
-    member.journal.record_owed()
+    member.journal.record_deferred()
     for record in member.records():
-        slave.hear(record, follows=False)
+        slave.receive(record, follows=False)
     slave.metadata.catch_up()
     assert slave.store.queues.names_of("t") == []
     assert slave.store.queues.records.ended() == {"t": ends} == {"t": {0: 12, 1: 3}}
@@ -692,11 +692,11 @@ def test_slave_reads_that_its_master_settled_behind_the_masters_raises(member: T
         member.journal.record(ArchiveSettled(epoch=epoch))
     records = member.records()
     for record in records[:-2]:
-        slave.hear(record, follows=False)
+        slave.receive(record, follows=False)
     slave.metadata.catch_up()
     assert (slave.settled, slave.store.queues.next_offset("t", 0)) == ([], 12)
     for record in records[-2:]:
-        slave.hear(record, follows=False)
+        slave.receive(record, follows=False)
         slave.metadata.catch_up()
         slave.metadata.catch_up()
     assert slave.settled == [3, 4]
@@ -725,7 +725,7 @@ def test_image_is_installed_whole_after_a_crash_at_any_write(
     other.save()
     for record in member.records():
         if record.topic != METADATA_LOG:
-            other.hear(record)
+            other.receive(record)
     old = ({"earlier"}, {"earlier"})
     image, left = member.metadata.image(), [writes]
 

@@ -67,10 +67,10 @@ class Slave:
             member.metadata, api, confirmed=lambda: self.confirmed, on_unreadable=self.unreadable.append
         )
 
-    def hear(self, master: TablesMember) -> None:
+    def receive(self, master: TablesMember) -> None:
         """Copy the whole log and confirm it."""
         for record in master.records()[len(self.member.records()) :]:
-            self.member.hear(record)
+            self.member.receive(record)
         self.confirmed = self.member.store.max_physical_offset
 
     @property
@@ -129,7 +129,7 @@ def test_offsets_wait_until_the_own_log_is_confirmed_as_far(master: TablesMember
         slave.sync.follow(A)
         await slave.sync.poll()
         assert slave.table == {}
-        slave.hear(master)
+        slave.receive(master)
         slave.confirmed -= 1
         slave.sync.advance()
         assert slave.table == {}, "not before the last byte"
@@ -144,7 +144,7 @@ def test_offsets_wait_until_the_own_log_is_confirmed_as_far(master: TablesMember
 def test_group_that_was_reset_or_deleted_is_so_on_the_slave(master: TablesMember, slave: Slave) -> None:
     async def scenario() -> None:
         master.offsets.commit("gone", "t", 0, 3)
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.follow(A)
         await slave.sync.poll()
         assert slave.table == {"t@g": {0: 9}, "t@gone": {0: 3}}
@@ -162,13 +162,13 @@ def test_reset_included_in_an_image_is_not_applied_on_top_of_it(master: TablesMe
     async def scenario() -> None:
         slave.sync.follow(A)
         await slave.sync.poll()
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.advance()
         master.offsets.reset("g", "t", 0, 1)
         assert master.offsets.take_reset("g", "t", 0) == 1
         master.offsets.commit("g", "t", 0, 7)
         await slave.sync.poll()
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.advance()
         assert slave.table == {"t@g": {0: 7}}
         assert slave.member.offsets.resets() == {}
@@ -183,10 +183,10 @@ def test_answer_that_arrives_after_a_change_of_master_is_discarded(
     master: TablesMember, slave: Slave, api: Api, tmp_path: Path, clock: ManualClock
 ) -> None:
     async def scenario() -> None:
-        slave.hear(master)
+        slave.receive(master)
         other = TablesMember(tmp_path / "c", clock)
         for record in master.records():
-            other.hear(record)
+            other.receive(record)
         other.metadata.lead()
         other.offsets.commit("g", "t", 0, 4)
         api.polls[B.address] = polls_of(other, lambda: B.epoch)
@@ -210,7 +210,7 @@ def test_pending_image_of_a_former_master_is_never_installed(master: TablesMembe
         slave.sync.follow(A)
         await slave.sync.poll()
         slave.sync.forget()
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.advance()
         slave.sync.follow(B)
         slave.sync.advance()
@@ -226,7 +226,7 @@ def test_new_master_installs_no_image_and_limits_offsets_to_its_log_end(master: 
     """
 
     async def scenario() -> None:
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.follow(A)
         await slave.sync.poll()
         for _ in range(3):
@@ -248,7 +248,7 @@ def test_master_of_another_epoch_answers_no_poll(
     master: TablesMember, slave: Slave, api: Api, epoch: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        slave.hear(master)
+        slave.receive(master)
         api.polls[A.address] = polls_of(master, lambda: epoch)
         slave.sync.follow(A)
         for _ in range(3):
@@ -280,13 +280,13 @@ def test_tables_are_fetched_once_per_connection_and_then_follow_the_log(
     master: TablesMember, slave: Slave, api: Api
 ) -> None:
     async def scenario() -> None:
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.follow(A)
         for _ in range(3):
             await slave.sync.poll()
         assert api.asked.count(Code.GET_ALL_TOPIC_CONFIG) == 1
         master.topics.create_plain("later", 4)
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.advance()
         assert "later" in slave.member.topics.topics
         slave.sync.follow(A)
@@ -307,7 +307,7 @@ def test_log_that_lacks_changes_waits_for_the_tables_and_fetches_them(
         await slave.sync.poll()
         for record in master.records():
             if record.topic != METADATA_LOG or record.queue_offset >= 1:
-                slave.member.hear(record)
+                slave.member.receive(record)
         api.asked.clear()
         slave.sync.advance()
         assert slave.table == {}, "no position in a topic that is not known"
@@ -328,23 +328,23 @@ def test_tables_older_than_the_log_needs_are_fetched_again(
         slave.member.store.queue_changes.create_queue_at(METADATA_LOG, CHANGES, 1)
         for record in master.records():
             if record.topic != METADATA_LOG or record.queue_offset >= 1:
-                slave.member.hear(record)
+                slave.member.receive(record)
         slave.confirmed = 1 << 40
         slave.sync.follow(A)
         slave.sync.advance()
         install = slave.member.metadata.install
-        came: list[MetadataImage] = []
+        arrived: list[MetadataImage] = []
 
         def too_old(image: MetadataImage) -> None:
-            came.append(image)
-            if len(came) < 3:
+            arrived.append(image)
+            if len(arrived) < 3:
                 raise ImageNeeded("there is more that it lacks")
             install(image)
 
         monkeypatch.setattr(slave.member.metadata, "install", too_old)
         for polls in range(1, 4):
             await slave.sync.poll()
-            assert len(came) == polls
+            assert len(arrived) == polls
         assert slave.table == {"t@g": {0: 9}}
 
     run(scenario)
@@ -371,7 +371,7 @@ def test_failed_fetch_of_tables_is_repeated_and_does_not_delay_offsets(
     master: TablesMember, slave: Slave, api: Api, error: Exception
 ) -> None:
     async def scenario() -> None:
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.follow(A)
         api.failing[Code.GET_ALL_TOPIC_CONFIG] = error
         await slave.sync.poll()
@@ -390,7 +390,7 @@ def test_tables_that_the_disk_refused_are_fetched_again(
     master: TablesMember, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.follow(A)
 
         def full(path: Path, data: bytes) -> None:
@@ -411,12 +411,12 @@ def test_tables_that_the_disk_refused_are_fetched_again(
 
 def test_slave_that_cannot_follow_a_change_stops_following(master: TablesMember, slave: Slave, api: Api) -> None:
     async def scenario() -> None:
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.follow(A)
         await slave.sync.poll()
         body = b'{"v":9,"kind":"from another year"}'
         master.put_change(body)
-        slave.hear(master)
+        slave.receive(master)
         slave.sync.advance()
         (why,) = slave.unreadable
         assert "written by a newer neve" in why
@@ -446,7 +446,7 @@ def test_master_that_answers_unlike_neve_is_reported(slave: Slave, api: Api) -> 
 
 def test_new_master_is_polled_at_once(master: TablesMember, slave: Slave) -> None:
     async def scenario() -> None:
-        slave.hear(master)
+        slave.receive(master)
         task = asyncio.create_task(slave.sync.run())
         slave.sync.follow(A)
         while not slave.table:

@@ -203,7 +203,7 @@ def test_changes_older_than_the_master_are_not_applied_again(
         young.member.store.queue_changes.create_queue_at(METADATA_LOG, CHANGES, 1)
         for record in earlier.records():
             if record.queue_offset >= 1:
-                young.member.hear(record)
+                young.member.receive(record)
         young.confirmed = 1 << 20
         young.sync.follow(APACHE)
         await young.sync.poll()

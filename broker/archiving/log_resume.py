@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice, takewhile
 
 from broker.archiving.environment import Environment
-from broker.archiving.offsets import Queue, log_goes_on_at, queues_to_raise
+from broker.archiving.offsets import Queue, log_resume_offset, queues_to_raise
 from broker.store import erased_rows
 from broker.store.message_store import MessageStore
 from broker.store.queue_raises import QUEUES_IN_A_TURN, pieces
@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 Ends = dict[str, dict[int, int]]  # topic -> queue -> next offset
 
 
-async def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog, environment: Environment) -> Ends:
+async def resume_log_above(
+    store: MessageStore, resume_point: ResumePoint, catalog: Catalog, environment: Environment
+) -> Ends:
     """Raise the log and its queues above the archive's offsets, before the first append; nothing is appended meanwhile.
 
     If the log resumes higher (`resume_at`), its content has to be archived already. Return the next offsets of all
@@ -40,26 +42,26 @@ async def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog,
     an earlier start raised are included, because it may have crashed before notifying the holders.
     """
     in_thread = environment.threads.run
-    is_hidden = await run_beside(_raise_parts(store, go_on, catalog), in_thread)
+    is_hidden = await run_beside(_raise_parts(store, resume_point, catalog), in_thread)
     # A crash may have come between an ERASE and this. In the copy of another log, nothing is hidden before a promotion.
     # The job `erased` retries a queue that fails here, for the first time before requests are served.
     call = environment.ask_loop().call
     erased = await in_thread(lambda: erased_rows.hide(store, rows_of(catalog.gaps()), call))
     if is_hidden or erased.is_changed:
         await in_thread(store.queues.records.write, store.queue_changes.image())
-    return await run_beside(_raised_parts(store, go_on.queue_next), in_thread)
+    return await run_beside(_raised_parts(store, resume_point.queue_next), in_thread)
 
 
-def _raise_parts(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> Parts[bool]:
+def _raise_parts(store: MessageStore, resume_point: ResumePoint, catalog: Catalog) -> Parts[bool]:
     """Raise log, queues and minimums; return whether minimums were raised, which are not saved yet."""
-    if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
+    if (position := log_resume_offset(store.max_physical_offset, resume_point.resume_at)) is not None:
         log.error(
             "log resumes above the archive: messages between and in no committed object are lost and become a GAP: "
             "log_end=%d archive_end=%d", store.max_physical_offset, position,
         )  # fmt: skip
         yield from store.restart_log_parts(position)
     raised: Ends = {}
-    for chunk in _chunks(go_on.queue_next):
+    for chunk in _chunks(resume_point.queue_next):
         for (topic, queue), following in queues_to_raise(chunk, store.queues.next_offset).items():
             raised.setdefault(topic, {})[queue] = following
         yield nothing
@@ -70,8 +72,10 @@ def _raise_parts(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> P
             raised[topic] |= {queue: store.queues.next_offset(topic, queue) for queue in ends}
         yield nothing
     yield from store.queue_changes.raise_queues_parts(raised)
-    assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log ends below its archive"
-    for chunk in _chunks(go_on.queue_next):
+    assert resume_point.resume_at is None or store.max_physical_offset >= resume_point.resume_at, (
+        "the log ends below its archive"
+    )
+    for chunk in _chunks(resume_point.queue_next):
         assert not queues_to_raise(chunk, store.queues.next_offset), "an offset would be assigned twice"
         yield nothing
     is_hidden = False
@@ -103,22 +107,22 @@ def _chunks(queues: Mapping[Queue, int]) -> Iterator[dict[Queue, int]]:
         yield chunk
 
 
-def begun_again(store: MessageStore, queue_next: Mapping[Queue, int], catalog: Catalog) -> list[str]:
+def restarted_topics(store: MessageStore, queue_next: Mapping[Queue, int], catalog: Catalog) -> list[str]:
     """Return the topics that were deleted and created again while the archive has, or had, messages of before.
 
     Only the copy of an Apache master's log has such topics, because neve records its deletions before it assigns
-    offsets. `go_on_above` would hide their new messages. An archive can't hold two messages of one offset. On the event
-    loop.
+    offsets. `resume_log_above` would hide their new messages. An archive can't hold two messages of one offset. On the
+    event loop.
     """
     return [
         topic
         for topic in sorted(store.queues.topics())
-        if store.queues.gone_below(topic)
-        and any(_has_begun_again(store, topic, queue, queue_next, catalog) for queue in store.queues.names_of(topic))
+        if store.queues.deleted_up_to(topic)
+        and any(_has_restarted(store, topic, queue, queue_next, catalog) for queue in store.queues.names_of(topic))
     ]
 
 
-def _has_begun_again(
+def _has_restarted(
     store: MessageStore, topic: str, queue: int, queue_next: Mapping[Queue, int], catalog: Catalog
 ) -> bool:
     first, end = store.queues.min_offset(topic, queue), store.queues.next_offset(topic, queue)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.archiving import going_on
-from broker.archiving.going_on import go_on_above
+from broker.archiving import log_resume
+from broker.archiving.log_resume import resume_log_above
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk.filesystem import FileWriter
@@ -95,8 +95,8 @@ def of_a_slave(disk: SimDisk, queues: int = 3) -> MessageStore:
     return store
 
 
-def go_on(store: MessageStore, resume_at: int | None) -> dict[str, dict[int, int]]:
-    return drive(go_on_above(store, ResumePoint(True, 1, resume_at, QUEUE_NEXT), Catalog(), MACHINE))
+def resume_log(store: MessageStore, resume_at: int | None) -> dict[str, dict[int, int]]:
+    return drive(resume_log_above(store, ResumePoint(True, 1, resume_at, QUEUE_NEXT), Catalog(), MACHINE))
 
 
 def check(store: MessageStore, resume_at: int | None) -> None:
@@ -116,13 +116,13 @@ def test_power_cut_at_each_step_of_resuming_loses_nothing(resume_at: int | None)
         records, is_cut = list(store.reader.records_from(0)), 0
         disk.left = changes
         try:
-            go_on(store, resume_at)
+            resume_log(store, resume_at)
         except CutNow:
             is_cut = 1
         after = disk.power_cut(seed=random.Random(changes).randrange(1 << 30))
         again = opened(after)
         assert list(again.reader.records_from(0)) == records, f"cut before change {changes}"
-        go_on(again, resume_at)
+        resume_log(again, resume_at)
         again.lead()
         check(again, resume_at)
         again.after_flush(again.visibility.flush())
@@ -134,7 +134,7 @@ def test_power_cut_at_each_step_of_resuming_loses_nothing(resume_at: int | None)
 def test_power_cut_after_resuming_lowers_only_queues_without_a_record() -> None:
     disk = SimDisk()
     store = of_a_slave(disk)
-    raised = go_on(store, None)
+    raised = resume_log(store, None)
     store.queue_changes.remember_raised({"t": {0: raised["t"][0]}}, store.max_physical_offset)
     store.queue_changes.save()
     again = opened(disk.power_cut())
@@ -150,7 +150,7 @@ def test_resumed_member_that_does_not_lead_follows_its_masters_offsets() -> None
         master.put("t", queue, 10)
     link = LogLink(master, slave, 0)
     link.run()
-    go_on(slave, None)
+    resume_log(slave, None)
     assert slave.queues.next_offset("t", 0) >= 400
     for queue in range(3):
         master.put("t", queue, 10)
@@ -171,8 +171,8 @@ def test_resuming_does_bounded_work_in_each_turn(queues: int, empty: int) -> Non
         disk.is_on_loop = is_on_loop
         created.append(disk.created)
 
-    turns = calls_in_turns(going_on._raise_parts(store, resume, Catalog()), watch)
-    turns += calls_in_turns(going_on._raised_parts(store, queue_next), watch)
+    turns = calls_in_turns(log_resume._raise_parts(store, resume, Catalog()), watch)
+    turns += calls_in_turns(log_resume._raised_parts(store, queue_next), watch)
     assert all(store.queues.next_offset(*queue) >= 1_000 for queue in queue_next)
     assert max(after - before for before, after in itertools.pairwise(created)) <= SLICE
     if empty:  # the simulated disk alone takes a thousand calls to create a file

@@ -26,7 +26,7 @@ UNKNOWN = -1
 _FLUSHES = ("flushCommitLogThoroughInterval", "flushIntervalCommitLog")
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """State of a master's log at one instant, from one life of the master."""
 
     begin: int
@@ -43,7 +43,7 @@ def flush_takes_s(settings: Mapping[str, str]) -> float | None:
         return None
 
 
-class StockReach:
+class StockArchivableLimit:
     """Archivable limit. `offset`: the log may be archived below it; UNKNOWN: nothing is known yet."""
 
     def __init__(self, file_size: int) -> None:
@@ -68,7 +68,7 @@ class StockReach:
         self.offset, self._boot_ms = UNKNOWN, -1
         self._full.clear()
 
-    def heard(self, look: Look, now: float) -> None:
+    def observe(self, look: Observation, now: float) -> None:
         """Take a state of the log, of the life that is followed."""
         assert self._boot_ms >= 0, "the followed life is unknown"
         full = self._border(look.end)
