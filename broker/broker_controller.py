@@ -15,11 +15,11 @@ from broker.archiving.pins import Pins
 from broker.archiving.restore import Restore
 from broker.config import BrokerConfig
 from broker.ha.replicas_manager import SwitchoverRefused
-from broker.importing.store_import import Report, StoreImport
-from broker.intake.replication import BrokerSet
+from broker.importing.store_import import ImportReport, StoreImport
+from broker.intake.replication import BrokerSetState
 from broker.loading import check_directory, load_all, recover_log
 from broker.machine import Machine
-from broker.promotion.promotion import Api, refuse_present
+from broker.promotion.promotion import PromotionApi, refuse_present
 from broker.store.config import StoreConfig
 from broker.wiring.pages import register_admin, register_export
 from broker.wiring.parts import make_parts
@@ -75,7 +75,7 @@ class BrokerController:
         *,
         store_config: Callable[..., StoreConfig] = StoreConfig,
         pins: Pins | None = None,
-        broker_set: BrokerSet | None = None,
+        broker_set: BrokerSetState | None = None,
     ) -> None:
         """Create all parts.
 
@@ -142,7 +142,7 @@ class BrokerController:
             Step("jobs", self._start_jobs),
         )
 
-    async def take_in(self, importing: StoreImport, api: Api) -> Report:
+    async def take_in(self, importing: StoreImport, api: PromotionApi) -> ImportReport:
         """Import an Apache broker's directory, in place of a start. The configuration is a slave's.
 
         The next start as master is its promotion. Raise StartupError; an import that has begun can be resumed. `api`

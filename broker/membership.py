@@ -24,7 +24,7 @@ from broker.ha.diverged_tail import DivergedTail
 from broker.ha.epoch_file import EpochFile, StoredEpochs
 from broker.ha.frames import Hello
 from broker.ha.greeting import identified
-from broker.ha.ha_client import HaClient, SlaveEvents, Target, member_session
+from broker.ha.ha_client import FollowTarget, HaClient, SlaveEvents, member_session
 from broker.ha.ha_service import HaService
 from broker.ha.master_follower import MasterFollower, MasterLookup
 from broker.ha.master_session import StreamRules
@@ -49,7 +49,7 @@ from neve.entropy import system_entropy, unique_name
 log = logging.getLogger(__name__)
 
 
-class Membership:
+class SetMembership:
     """Parts of a broker for its set."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Membership:
         def new_client(events: SlaveEvents) -> HaClient:
             life = member.record.life
 
-            def new_session(target: Target) -> SlaveSession:
+            def new_session(target: FollowTarget) -> SlaveSession:
                 own = identified(hello, life, target.master_epoch)
                 return member_session(
                     target,

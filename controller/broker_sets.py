@@ -30,7 +30,7 @@ from controller.decision import (
 )
 from controller.liveness import Liveness
 from controller.other_controllers import Heard, OtherControllers
-from controller.register import Register, Revision, Stored
+from controller.register import Register, Revision, StoredSet
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
@@ -52,7 +52,7 @@ class Calls(Protocol):
     async def notify(self, broker_set: BrokerSet, member: Member) -> None: ...
 
 
-class BrokerSets:
+class SetRegistry:
     """The broker sets of one register, by name."""
 
     def __init__(
@@ -150,7 +150,7 @@ class BrokerSets:
         stored = await self._register.all()
         await _each(stored, lambda name: self._scan(name, stored[name]))
 
-    async def _scan(self, name: str, stored: Stored | DamagedBrokerSet) -> None:
+    async def _scan(self, name: str, stored: StoredSet | DamagedBrokerSet) -> None:
         if isinstance(stored, DamagedBrokerSet):
             log.error("broker set %r can't be read from the register: %s", name, stored)
             raise stored
@@ -175,14 +175,14 @@ class BrokerSets:
             ResponseCode.SYSTEM_BUSY, f"broker set {request.name} is changed by other requests all the time"
         )
 
-    async def _read(self, request: Request) -> tuple[Stored, Heard]:
+    async def _read(self, request: Request) -> tuple[StoredSet, Heard]:
         """Return the stored value, and the members that the other controllers report as alive."""
         if isinstance(request, GetReplicaInfo):  # all brokers poll it often, and its answer does not depend on liveness
             return await self._register.get(request.name), {}
         stored, heard = await asyncio.gather(self._register.get(request.name), self._others.heard(request.name))
         return stored, heard
 
-    def _decide(self, stored: Stored, heard: Heard, request: Request, asked: dict[int, Asked]) -> Decision | Ask:
+    def _decide(self, stored: StoredSet, heard: Heard, request: Request, asked: dict[int, Asked]) -> Decision | Ask:
         members = stored.broker_set.members if stored.broker_set is not None else ()
         reports = self._liveness.reports(request.name, asked, heard, members)
         rules = replace(self._rules(), had=stored.had, strangers=self._liveness.strangers(request.name))

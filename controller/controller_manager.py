@@ -9,14 +9,14 @@ from importlib.metadata import version
 from access.route import register_handlers
 from access.server_pages import ServerPages
 from access.wiring import make_guard, make_server
-from controller.broker_sets import BrokerSets
+from controller.broker_sets import SetRegistry
 from controller.calls import BrokerCalls
 from controller.controller_config import ControllerConfig
 from controller.decision import DEFAULT_TIMEOUT_MS, Rules
 from controller.liveness import Liveness
 from controller.other_controllers import NO_OTHER_CONTROLLERS, OtherControllers
 from controller.register import Register
-from controller.requests import ROUTES, Requests
+from controller.requests import ROUTES, ControllerProcessor
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.loop.supervisor import Supervisor, Trouble
@@ -58,7 +58,7 @@ class ControllerManager:
         self._listening_since_ms = self._checked_ms = 0
         self._watches = True
         calls = BrokerCalls(config)
-        self.sets = BrokerSets(
+        self.sets = SetRegistry(
             register,
             others,
             self._liveness,
@@ -68,7 +68,7 @@ class ControllerManager:
             spawn=self._supervisor.spawn,
         )
         self._router = router = RequestRouter()
-        register_handlers(router, Requests(config, self.sets, self._liveness))
+        register_handlers(router, ControllerProcessor(config, self.sets, self._liveness))
         guard = make_guard(config, config.auth_path, disk, ROUTES, cluster=config.cluster_name)
         descriptors = budget(open_files_limit(), 0)  # a controller maps no files
         tls = server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path)

@@ -218,7 +218,7 @@ Request = (
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaInfo:
     """A member in the answer to GetSyncStateData."""
 
     id: int
@@ -241,8 +241,8 @@ class Answer:
     cluster: str | None = None
     addresses: Mapping[int, str] | None = None  # of all members, in the answer to an election
     members: int | None = None  # number of members, in sync or not
-    in_sync: tuple[Replica, ...] | None = None
-    not_in_sync: tuple[Replica, ...] | None = None
+    in_sync: tuple[ReplicaInfo, ...] | None = None
+    not_in_sync: tuple[ReplicaInfo, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -783,7 +783,7 @@ def _(request: GetSyncStateData, case: _Case) -> Decision:
     if stored is None:
         return _refuse(Code.CONTROLLER_BROKER_METADATA_NOT_EXIST, "Broker metadata is not existed")
     living = case.living(stored)
-    replicas = [Replica(member.id, member.address, member.id in living) for member in stored.members]
+    replicas = [ReplicaInfo(member.id, member.address, member.id in living) for member in stored.members]
     roles = _roles(stored)
     return Decision(
         Answer(

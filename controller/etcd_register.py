@@ -6,8 +6,8 @@ A write compares the revision and the bytes on which its decision was based.
 
 Each controller remembers the last value that it read or wrote, for two purposes. Heartbeats are accepted without a
 request to etcd, so that an outage of etcd makes no member dead. And lower epochs in etcd than before prove that it was
-restored from a backup or wiped: `Stored.had` has the earlier value, and the set is frozen. A set that was removed and
-created again is distinguished by its key, which was created after the remembered revision.
+restored from a backup or wiped: `StoredSet.had` has the earlier value, and the set is frozen. A set that was removed
+and created again is distinguished by its key, which was created after the remembered revision.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from controller.broker_set import BrokerSet, DamagedBrokerSet, decode, encode
 from controller.controller_config import ControllerConfig
 from controller.etcd_controllers import EtcdControllers
-from controller.register import MAX_BROKER_SETS, NEVER, RegisterUnavailable, Revision, Stored
+from controller.register import MAX_BROKER_SETS, NEVER, RegisterUnavailable, Revision, StoredSet
 from infra.net.etcd import Etcd, EtcdAway, EtcdError, EtcdRefused, Header, KeyValue, parse_url
 from infra.net.tls import client_context
 from infra.process.startup import EXIT_CONFIG, StartupError
@@ -90,7 +90,7 @@ class EtcdRegister:
         known = self._known.get(name)
         return known.broker_set if known is not None else None
 
-    async def get(self, name: str) -> Stored:
+    async def get(self, name: str) -> StoredSet:
         before = self._known.get(name)
         try:
             read = await self._etcd.read(self._key(name))
@@ -98,13 +98,13 @@ class EtcdRegister:
             raise RegisterUnavailable(None, str(error)) from error
         return self._stored(name, before, read.header, read.kvs[0] if read.kvs else None)
 
-    async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
+    async def all(self) -> dict[str, StoredSet | DamagedBrokerSet]:
         known = dict(self._known)
         try:
             read = await self._etcd.read_all(self._prefix, MAX_BROKER_SETS)
         except EtcdError as error:
             raise RegisterUnavailable(None, str(error)) from error
-        found: dict[str, Stored | DamagedBrokerSet] = {}
+        found: dict[str, StoredSet | DamagedBrokerSet] = {}
         for kv in read.kvs:
             name = kv.key.removeprefix(self._prefix).decode(errors="replace")
             try:
@@ -116,19 +116,19 @@ class EtcdRegister:
                 self._stored(name, known[name], read.header, None)
         return found
 
-    def _stored(self, name: str, before: _Known | None, header: Header, held: KeyValue | None) -> Stored:
+    def _stored(self, name: str, before: _Known | None, header: Header, held: KeyValue | None) -> StoredSet:
         """Compare the result of a read with the value that was known before the read began."""
         broker_set = _decoded(name, held) if held is not None else None
         had = _had(before, header, held)
         if held is None or broker_set is None:
             if had is None and self._known.get(name) is before:
                 self._known.pop(name, None)
-            return Stored(None, NEVER, had)
+            return StoredSet(None, NEVER, had)
         if had is None or broker_set.epochs >= had.epochs:
             had = None
             if self._known.get(name) is before:  # else a write completed meanwhile and is newer
                 self._remember(_Known(broker_set, held.mod_revision, header.cluster_id))
-        return Stored(broker_set, Revision(held.mod_revision, held.value), had)
+        return StoredSet(broker_set, Revision(held.mod_revision, held.value), had)
 
     async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
         name, value = broker_set.name, encode(broker_set)

@@ -44,7 +44,7 @@ class Revision(NamedTuple):
     value: bytes = b""
 
 
-class Stored(NamedTuple):
+class StoredSet(NamedTuple):
     """The value that a register has under a name.
 
     `had` is a value with higher epochs that the register had before: the register was restored or wiped.
@@ -85,7 +85,7 @@ class Register(Protocol):
     def glance(self, name: str) -> BrokerSet | None:
         """Return the value that was last read or written, without waiting; it may be stale. None if there is none."""
 
-    async def get(self, name: str) -> Stored:
+    async def get(self, name: str) -> StoredSet:
         """Return the value and its revision; None and NEVER if there is none."""
 
     async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
@@ -94,7 +94,7 @@ class Register(Protocol):
     async def remove(self, name: str, expected: Revision) -> bool:
         """Remove a set if it has the expected revision. Returns whether it was removed."""
 
-    async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
+    async def all(self) -> dict[str, StoredSet | DamagedBrokerSet]:
         """Return all broker sets by name; an unreadable one is represented by its error."""
 
 
@@ -166,9 +166,9 @@ class FileRegister:
         entry = self._entries.get(name)
         return entry.broker_set if entry is not None else None
 
-    async def get(self, name: str) -> Stored:
+    async def get(self, name: str) -> StoredSet:
         entry = self._entries.get(name)
-        return Stored(entry.broker_set, Revision(entry.revision)) if entry is not None else Stored(None, NEVER)
+        return StoredSet(entry.broker_set, Revision(entry.revision)) if entry is not None else StoredSet(None, NEVER)
 
     async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
         return await self._to_its_end(self._put(broker_set, expected.number))
@@ -176,7 +176,7 @@ class FileRegister:
     async def remove(self, name: str, expected: Revision) -> bool:
         return await self._to_its_end(self._remove(name, expected.number))
 
-    async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
+    async def all(self) -> dict[str, StoredSet | DamagedBrokerSet]:
         return {name: await self.get(name) for name in sorted(self._entries)}
 
     async def _to_its_end(self, write: Coroutine[Any, Any, T]) -> T:

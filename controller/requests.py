@@ -14,7 +14,7 @@ import msgspec
 
 from access.permissions import GET, UPDATE, of_cluster
 from access.route import Route, routes_of
-from controller.broker_sets import BrokerSets
+from controller.broker_sets import SetRegistry
 from controller.controller_config import ControllerConfig
 from controller.decision import (
     BY_CONTROLLER,
@@ -30,7 +30,7 @@ from controller.decision import (
     GetReplicaInfo,
     GetSyncStateData,
     RegisterBroker,
-    Replica,
+    ReplicaInfo,
     Report,
 )
 from controller.liveness import Liveness
@@ -60,10 +60,10 @@ class _SyncStateSet(msgspec.Struct, rename="camel"):
     sync_state_set_epoch: Int32
 
 
-class Requests:
+class ControllerProcessor:
     """Twelve request codes of RocketMQ's controller, and BROKER_HEARTBEAT (904)."""
 
-    def __init__(self, config: ControllerConfig, sets: BrokerSets, liveness: Liveness) -> None:
+    def __init__(self, config: ControllerConfig, sets: SetRegistry, liveness: Liveness) -> None:
         self._config, self._sets, self._liveness = config, sets, liveness
 
     # ---- metadata
@@ -286,7 +286,7 @@ class Requests:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=to_properties(self._config).encode())
 
 
-ROUTES = routes_of(Route, [Requests])
+ROUTES = routes_of(Route, [ControllerProcessor])
 
 # ---- parsing of requests
 
@@ -338,7 +338,7 @@ def _sync_state_set(answer: Answer) -> bytes:
     return dumps({"syncStateSet": answer.sync_state_set, "syncStateSetEpoch": answer.sync_state_set_epoch})
 
 
-def _replicas(name: str, replicas: tuple[Replica, ...] | None) -> list[dict[str, Any]]:
+def _replicas(name: str, replicas: tuple[ReplicaInfo, ...] | None) -> list[dict[str, Any]]:
     return [
         {"alive": replica.alive, "brokerAddress": replica.address, "brokerId": replica.id, "brokerName": name}
         for replica in replicas or ()

@@ -13,7 +13,7 @@ from typing import Any
 from infra.clock import Clock
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from lifecycle.compaction import DAY_MS, SIZES, Sizes, When, plan_topic
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from neve.archive.format.journal import COMPACT, AnyEntry, CommittedObject, Replace
@@ -38,7 +38,7 @@ class CompactObjects:
         self,
         journal: JournalWriter,
         worker: Merger,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         clock: Clock,
         safe_clock: SafeClock,
         turns: Turns,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from infra.clock import Clock
 from lifecycle.backlog import Backlog, TopicBacklog
 from lifecycle.hot_store import HotStore, LogSegment
-from lifecycle.retention import Pending, Policy, due_topics, waited_as_by_default, wanted_segments
+from lifecycle.retention import Pending, RetentionPolicy, due_topics, waited_as_by_default, wanted_segments
 from neve.archive.catalog.catalog import Catalog
 from tiered.write.offload_plan import TopicRange, TopicUnreadable, restarted_topics
 from tiered.write.set_aside import SetAside
@@ -25,7 +25,7 @@ class Due:
         self,
         hot: HotStore,
         catalog: Catalog,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         clock: Clock,
         set_aside: SetAside,
         *,

@@ -36,7 +36,7 @@ from lifecycle.compaction import settled_below
 from lifecycle.hot_erasure import HotErasure
 from lifecycle.hot_store import HotStore
 from lifecycle.offload import Offload
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.sweep import orphan_objects
 from lifecycle.unexpire import is_there
@@ -171,7 +171,7 @@ class EraseKey:
         hot: HotStore,
         journal: JournalWriter,
         worker: Eraser,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         clock: Clock,
         retention: RetentionJobs,
         offload: Offload,

@@ -12,7 +12,7 @@ from infra import failpoint
 from infra.clock import Clock
 from lifecycle.due import settled_through
 from lifecycle.hot_store import HotStore, LogSegment
-from lifecycle.retention import Moment, Policy, may_evict, moment_of
+from lifecycle.retention import Moment, RetentionPolicy, may_evict, moment_of
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from lifecycle.turns import Turns
 from tiered.journal.writer import JournalWriter
@@ -76,7 +76,7 @@ class Evict:
         self,
         hot: HotStore,
         archived: ArchivedShare,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         clock: Clock,
         turns: Turns,
         *,
@@ -141,7 +141,7 @@ class Evict:
         """Whether the segment's end is confirmed: the next master may truncate this log within an unconfirmed one."""
         return not self._is_member or segment.end <= self._hot.confirmed_range()[1]
 
-    def _may_go(self, oldest: LogSegment, policy: Policy, moment: Moment) -> bool:
+    def _may_go(self, oldest: LogSegment, policy: RetentionPolicy, moment: Moment) -> bool:
         if not may_evict(oldest, self._archived.through(), policy, moment, None):
             return False
         pinned = self._hot.pinned_from()

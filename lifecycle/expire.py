@@ -18,7 +18,7 @@ from lifecycle.evict import EVERYTHING
 from lifecycle.hot_expiry import HotExpiry
 from lifecycle.hot_store import HotStore
 from lifecycle.recorded_minimums import minimums_to_raise
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from neve.archive.format.journal import CommittedObject, Deleted, Expire, Topic
@@ -54,7 +54,7 @@ class ExpireMessages:
         hot: HotStore,
         journal: JournalWriter | None,
         hot_expiry: HotExpiry,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         safe_clock: SafeClock,
         turns: Turns,
         *,

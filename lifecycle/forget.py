@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 
 from lifecycle.hot_store import HotStore
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from tiered.journal.writer import JournalWriter
@@ -31,7 +31,7 @@ class ForgetNames:
         self,
         hot: HotStore,
         journal: JournalWriter,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         safe_clock: SafeClock,
         turns: Turns,
         *,

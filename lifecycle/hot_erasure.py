@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from lifecycle.evict import EVERYTHING
 from lifecycle.hot_store import HotStore
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.turns import Turns
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.policy.erasure import erased_rows
@@ -30,7 +30,7 @@ class HotErasure:
         self,
         hot: HotStore,
         journal: JournalWriter,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         turns: Turns,
         *,
         described_below: Callable[[], int],

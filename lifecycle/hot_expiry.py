@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from infra.clock import Clock
 from lifecycle.hot_store import HotStore
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Expire
 from tiered.journal.named_topics import StalePlan
@@ -24,7 +24,7 @@ class ExpiryRecord:
     Without an archive (`journal` is None) nothing is recorded: no round could show such messages again.
     """
 
-    def __init__(self, journal: JournalWriter | None, policy: Callable[[], Policy], clock: Clock) -> None:
+    def __init__(self, journal: JournalWriter | None, policy: Callable[[], RetentionPolicy], clock: Clock) -> None:
         self._journal, self._policy, self._clock = journal, policy, clock
 
     def mark(self) -> int:
@@ -68,7 +68,7 @@ class HotExpiry:
     """Hides expired messages, and shows again those that a wrong clock or TTL has hidden."""
 
     def __init__(
-        self, hot: HotStore, record: ExpiryRecord, policy: Callable[[], Policy], *, is_member: bool = False
+        self, hot: HotStore, record: ExpiryRecord, policy: Callable[[], RetentionPolicy], *, is_member: bool = False
     ) -> None:
         """`is_member`: of a broker set, whose next master may lack records that not all members have synced."""
         self._hot, self._record, self._policy, self._is_member = hot, record, policy, is_member

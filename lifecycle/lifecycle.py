@@ -23,7 +23,7 @@ from lifecycle.forget import ForgetNames
 from lifecycle.hot_erasure import HotErasure
 from lifecycle.hot_store import HotStore
 from lifecycle.offload import Offload
-from lifecycle.retention import Pending, Policy
+from lifecycle.retention import Pending, RetentionPolicy
 from lifecycle.retention_jobs import RetentionJobs, common_status
 from lifecycle.rounds import OffloadRounds
 from lifecycle.safe_clock import SafeClock
@@ -63,7 +63,7 @@ class ArchiveLifecycle:
         hot: HotStore,
         journal: JournalWriter,
         worker: Encoder,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         clock: Clock,
         safe_clock: SafeClock,
         *,

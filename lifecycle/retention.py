@@ -43,7 +43,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetentionPolicy:
     """The configuration of age and disk space for the decisions. Times are milliseconds, marks are shares of the disk.
 
     The functions return a property of one topic: whether it is archived or internal, where its deleted records end,
@@ -84,7 +84,9 @@ class Policy:
         return ttl_ms_of(self.ttl_hours(topic))
 
 
-def wanted_segments(segments: Iterable[LogSegment], policy: Policy, now_ms: int, disk_ratio: float) -> list[LogSegment]:
+def wanted_segments(
+    segments: Iterable[LogSegment], policy: RetentionPolicy, now_ms: int, disk_ratio: float
+) -> list[LogSegment]:
     """Return sealed segments that should leave the local disk: they are too old, or the disk is above its mark."""
     crowded = disk_ratio > policy.disk_mark
     return [
@@ -98,7 +100,7 @@ def due_topics(
     pending: Mapping[str, Pending],
     wanted: Iterable[LogSegment],
     through: Mapping[str, int],
-    policy: Policy,
+    policy: RetentionPolicy,
     now_ms: int,
 ) -> list[str]:
     """Return the topics that are due for offload, oldest first."""
@@ -132,7 +134,7 @@ def _has_waited(oldest_ms: int, max_age_ms: int, now_ms: int) -> bool:
     return max_age_ms >= DAY_MS and oldest_ms < midnight and oldest_ms + max_age_ms < midnight + DAY_MS
 
 
-def waited_as_by_default(pending: Mapping[str, Pending], policy: Policy, now_ms: int) -> int:
+def waited_as_by_default(pending: Mapping[str, Pending], policy: RetentionPolicy, now_ms: int) -> int:
     """Return the store time of the oldest unarchived message, normalized to archiveMaxAge.
 
     Topics have different maximum ages (archiveMaxAgeByTopic). The wait of each topic's oldest message is scaled to
@@ -146,7 +148,7 @@ def waited_as_by_default(pending: Mapping[str, Pending], policy: Policy, now_ms:
     return max(0, now_ms - max(waited)) if waited else -1
 
 
-def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) -> int:
+def upload_rate(policy: RetentionPolicy, oldest_ms: int, now_ms: int, disk_ratio: float) -> int:
     """Return the upload rate limit in bytes per second; 0 for no limit.
 
     With a backlog of n times archiveMaxAge the limit is n times as high, so that offloading keeps up in the end. Above
@@ -158,7 +160,9 @@ def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) 
     return int(policy.upload_bytes_per_second * max(1.0, age / policy.archive_max_age_ms))
 
 
-def worker_priority(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float, *, is_awaited: bool) -> str:
+def worker_priority(
+    policy: RetentionPolicy, oldest_ms: int, now_ms: int, disk_ratio: float, *, is_awaited: bool
+) -> str:
     """Return the processor priority of the worker. Clients come first, but only while archiving keeps up.
 
     Archiving is late if the oldest message has waited for twice archiveMaxAge, or if the disk is above its mark: a
@@ -181,7 +185,9 @@ class Moment(NamedTuple):
     forced: bool = False
 
 
-def moment_of(policy: Policy, now_ms: int, expired_by_ms: int, disk_ratio: float, before: Moment | None) -> Moment:
+def moment_of(
+    policy: RetentionPolicy, now_ms: int, expired_by_ms: int, disk_ratio: float, before: Moment | None
+) -> Moment:
     """Return the moment for the next segment. An eviction for space (`before`) continues down to the lower mark."""
     crowded = disk_ratio > policy.disk_mark - (RELIEF if before is not None and before.crowded else 0.0)
     forced = disk_ratio > policy.force_mark - (RELIEF if before is not None and before.forced else 0.0)
@@ -189,7 +195,7 @@ def moment_of(policy: Policy, now_ms: int, expired_by_ms: int, disk_ratio: float
 
 
 def may_evict(
-    segment: LogSegment, through: Mapping[str, int], policy: Policy, moment: Moment, pinned: int | None
+    segment: LogSegment, through: Mapping[str, int], policy: RetentionPolicy, moment: Moment, pinned: int | None
 ) -> bool:
     """Whether the log's oldest segment should be evicted without losing data that must be kept.
 
@@ -205,7 +211,9 @@ def may_evict(
     return all(_settled(topic, record, through, policy, moment) for topic, record in segment.topics.items())
 
 
-def _settled(topic: str, record: tuple[int, int], through: Mapping[str, int], policy: Policy, moment: Moment) -> bool:
+def _settled(
+    topic: str, record: tuple[int, int], through: Mapping[str, int], policy: RetentionPolicy, moment: Moment
+) -> bool:
     last, newest = record
     if last < max(through.get(topic, 0), policy.deleted_up_to(topic)) or policy.internal(topic):
         return True
@@ -219,10 +227,10 @@ def _settled(topic: str, record: tuple[int, int], through: Mapping[str, int], po
     return _is_aged(newest, policy, moment.expired_by_ms) and (moment.crowded or _is_delete_hour(policy, moment.now_ms))
 
 
-def _is_aged(newest_ms: int, policy: Policy, now_ms: int) -> bool:
+def _is_aged(newest_ms: int, policy: RetentionPolicy, now_ms: int) -> bool:
     return newest_ms >= 0 and newest_ms + policy.reserved_ms <= now_ms
 
 
-def _is_delete_hour(policy: Policy, now_ms: int) -> bool:
+def _is_delete_hour(policy: RetentionPolicy, now_ms: int) -> bool:
     """Whether it is a deleteWhen hour in the machine's time zone, as in RocketMQ."""
     return policy.delete_hours is None or datetime.fromtimestamp(now_ms / 1000).hour in policy.delete_hours  # noqa: DTZ006

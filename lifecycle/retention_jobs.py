@@ -15,7 +15,7 @@ from lifecycle.evict import ArchivedShare, Evict, no_limit
 from lifecycle.expire import ExpireMessages
 from lifecycle.hot_expiry import ExpiryRecord, HotExpiry
 from lifecycle.hot_store import HotStore
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.trim import TrimTopic
 from lifecycle.turns import Turns
@@ -30,7 +30,7 @@ class RetentionJobs:
     def __init__(
         self,
         hot: HotStore,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         clock: Clock,
         safe_clock: SafeClock,
         threads: Threads = SYSTEM_THREADS,

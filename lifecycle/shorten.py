@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from tiered.journal.writer import JournalWriter
@@ -19,7 +19,7 @@ class ShortenJournal:
     """The shorten job."""
 
     def __init__(
-        self, journal: JournalWriter, policy: Callable[[], Policy], safe_clock: SafeClock, turns: Turns
+        self, journal: JournalWriter, policy: Callable[[], RetentionPolicy], safe_clock: SafeClock, turns: Turns
     ) -> None:
         self._journal, self._policy, self._safe_clock, self._turns = journal, policy, safe_clock, turns
         self.deleted = 0  # entries, since the start

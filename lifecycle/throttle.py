@@ -11,7 +11,7 @@ from typing import Protocol
 
 from infra.clock import Clock
 from lifecycle.hot_store import HotStore
-from lifecycle.retention import Policy, upload_rate, worker_priority
+from lifecycle.retention import RetentionPolicy, upload_rate, worker_priority
 from lifecycle.turns import Turns
 
 
@@ -30,7 +30,7 @@ class UploadThrottle:
         self,
         worker: Paced,
         hot: HotStore,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         clock: Clock,
         turns: Turns,
         oldest_ms: Callable[[], int],

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from infra import failpoint
 from lifecycle.hot_store import HotStore
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from neve.archive.format.journal import Expire
@@ -47,7 +47,7 @@ class TrimTopic:
         self,
         hot: HotStore,
         journal: JournalWriter | None,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         safe_clock: SafeClock,
         turns: Turns,
         *,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from infra.objects.store import NotFound, ObjectStore
 from lifecycle.hot_expiry import HotExpiry
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from neve.archive.format.journal import Unexpire
@@ -27,7 +27,7 @@ class UnexpireMessages:
         self,
         journal: JournalWriter | None,
         hot_expiry: HotExpiry,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RetentionPolicy],
         safe_clock: SafeClock,
         turns: Turns,
     ) -> None:

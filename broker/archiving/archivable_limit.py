@@ -51,7 +51,7 @@ class Others(Protocol):
         ...
 
 
-class BrokerSet(Others, Protocol):
+class ArchivedSet(Others, Protocol):
     """Interface of the broker set to the archive of a member. Called on the event loop.
 
     Archivable messages are on the disks of the whole SyncStateSet. Members without them can't join it afterwards.

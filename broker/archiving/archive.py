@@ -143,7 +143,7 @@ class WithoutArchive:
         return self.lifecycle.status()
 
 
-class Archive:
+class BrokerArchive:
     """Attached archive of a broker."""
 
     def __init__(self, local: LocalSide, attachment: Attachment, attached: AttachedArchive) -> None:
@@ -369,7 +369,7 @@ class Archive:
         return self.lifecycle.status()
 
 
-AnyArchive = WithoutArchive | Archive
+AnyArchive = WithoutArchive | BrokerArchive
 
 
 async def open_archive(
@@ -385,7 +385,7 @@ async def open_archive(
         return WithoutArchive(local)
     attachment = Attachment(archived=True)
     attached = await attach(local, attachment, restore, cold_groups=cold_groups, promote=promote)
-    return Archive(local, attachment, attached)
+    return BrokerArchive(local, attachment, attached)
 
 
 def _plan_local_jobs(

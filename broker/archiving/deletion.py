@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from broker.archiving.environment import InThread
-from broker.archiving.restore import Tables
+from broker.archiving.restore import RestoredTables
 from broker.clients.registration import Registration
 from broker.intake.replication import Replication
 from broker.long_polling.message_arriving import MessageArriving
@@ -170,7 +170,7 @@ class TopicDeletion:
         journal: Journal,
         sync_log: SyncLog,
         tombstones: Callable[[], Tombstones],
-        tables: Tables,
+        tables: RestoredTables,
         retry_names: RetryNames,
         pops: PopBook,
         arriving: MessageArriving,

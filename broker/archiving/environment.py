@@ -1,6 +1,6 @@
 """Dependencies of the archive on the environment: event loop, threads, object store, workers. Simulations replace them.
 
-The store and the tables are used on the event loop only. Job threads call it through `Ask`.
+The store and the tables are used on the event loop only. Job threads call it through `LoopCaller`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 _TIMEOUT_S = 120.0  # if the loop is busy for longer, the job fails
 
 
-class Ask(Protocol):
+class LoopCaller(Protocol):
     """Interface for threads to run work on the event loop; both methods raise the exceptions of the work.
 
     TimeoutError: the loop was busy for too long. The work of `call` then has not run and never will. The coroutine of
@@ -87,7 +87,7 @@ def _used_share(disk: Disk, root: Path) -> float:
     return disk.room(root).used_ratio
 
 
-def _ask_running_loop() -> Ask:
+def _ask_running_loop() -> LoopCaller:
     return AskLoop(asyncio.get_running_loop())
 
 
@@ -97,7 +97,7 @@ class Environment:
 
     threads: Threads = SYSTEM_THREADS
     bounded: Bounded = run_bounded
-    ask_loop: Callable[[], Ask] = _ask_running_loop
+    ask_loop: Callable[[], LoopCaller] = _ask_running_loop
     open_store: Callable[[str], ObjectStore] = open_store
     make_worker: Callable[..., WorkerClient] = WorkerClient
     disk_ratio: Callable[[Disk, Path], float] = _used_share

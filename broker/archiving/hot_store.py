@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from broker.archiving.archivable_limit import ArchivableLimit
-from broker.archiving.environment import Ask
+from broker.archiving.environment import LoopCaller
 from broker.archiving.pins import Pins
 from broker.intake.flusher import Flusher
 from broker.store.erased_rows import hide
@@ -66,7 +66,7 @@ class LoopHotStore:
         self,
         store: MessageStore,
         pins: Pins,
-        ask: Ask,
+        ask: LoopCaller,
         flusher: Flusher,
         disk_ratio: Callable[[], float],
         limit: ArchivableLimit | None = None,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 
-from broker.archiving.archivable_limit import ArchivableLimit, BrokerSet, DivergenceFile, FollowedMaster
+from broker.archiving.archivable_limit import ArchivableLimit, ArchivedSet, DivergenceFile, FollowedMaster
 from broker.archiving.environment import Environment
 from broker.archiving.hot_store import LoopHotStore
 from broker.archiving.pins import Pins
-from broker.archiving.restore import StateCapture, Tables
+from broker.archiving.restore import RestoredTables, StateCapture
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
 from broker.pop.pop_book import revive_log
@@ -18,7 +18,7 @@ from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.remoting import names
 
@@ -32,13 +32,13 @@ class ConfiguredPolicy:
         self._delete_hours, self._max_ages = config.delete_hours, config.archive_max_ages
         self._delta_topics = config.delta_topics
 
-    def __call__(self) -> Policy:
+    def __call__(self) -> RetentionPolicy:
         config, topics = self._config, self._topics
         archiving = bool(config.store_url)
         crowded = config.disk_max_used_space_ratio / 100
         forced = config.disk_space_clean_forcibly_ratio / 100 if config.clean_file_forcibly_enable else math.inf
         internal = {*names.PINNED_TOPICS, names.METADATA_LOG, revive_log(config.broker_cluster_name)}
-        return Policy(
+        return RetentionPolicy(
             archive_min_bytes=config.archive_min_bytes,
             archive_max_age_ms=config.archive_max_age,
             own_max_age_ms=self.max_age_of,
@@ -87,12 +87,12 @@ class LocalSide:
         config: BrokerConfig,
         store: MessageStore,
         flusher: Flusher,
-        tables: Tables,
+        tables: RestoredTables,
         pins: Pins,
         clock: Clock,
         disk: Disk,
         environment: Environment | None = None,
-        broker_set: BrokerSet | None = None,
+        broker_set: ArchivedSet | None = None,
         *,
         follows: bool = False,
         journal: Journal = NO_JOURNAL,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker.archiving.environment import Ask
+from broker.archiving.environment import LoopCaller
 from broker.archiving.pins import Pins
 from broker.config import BrokerConfig
 from broker.store.data_directory import clear_store
@@ -59,7 +59,7 @@ _NAME = "restore.json"
 _SLICE = 200
 
 
-class Tables(NamedTuple):
+class RestoredTables(NamedTuple):
     """Tables that the bucket stores and a restore recovers."""
 
     topics: TopicConfigManager
@@ -70,14 +70,14 @@ class Tables(NamedTuple):
 class StateCapture:
     """Captures the state of one broker."""
 
-    def __init__(self, broker: str, store: MessageStore, tables: Tables, pins: Pins) -> None:
+    def __init__(self, broker: str, store: MessageStore, tables: RestoredTables, pins: Pins) -> None:
         self._broker, self._store, self._tables, self._pins = broker, store, tables, pins
 
     def at_once(self) -> BrokerState:
         """Capture the state without yielding: at a start and at a stop."""
         return at_once(self.in_slices())
 
-    def from_thread(self, ask: Ask) -> BrokerState:
+    def from_thread(self, ask: LoopCaller) -> BrokerState:
         """Capture the state from a job's thread while the broker serves requests."""
         capture = self.in_slices()
         while (state := ask.call(lambda: next_slice(capture))) is None:
@@ -218,7 +218,7 @@ class Restore:
         failpoint.hit("restore.after_plan")
         return self._marker.plan
 
-    def apply(self, store: MessageStore, tables: Tables, plan: RestorePlan) -> None:
+    def apply(self, store: MessageStore, tables: RestoredTables, plan: RestorePlan) -> None:
         """Restore log, queues and tables; on the event loop, before requests are served."""
         store.end.reach_time(plan.newest_ms)
         try:

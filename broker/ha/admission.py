@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from broker.ha.confirm import Held
+from broker.ha.confirm import HeldBack
 from broker.ha.ha_service import HaService
 from broker.ha.member import Member
 from infra.clock import Clock
@@ -34,8 +34,8 @@ class MemberAdmission:
     def why_silent(self) -> str:
         """Return the reason for the error answers that clients get while nothing may be acknowledged."""
         confirming = self._member.confirming
-        held = Held.FENCED if confirming is None else confirming.held(self._now())[0]
-        return f"{held.value}: another may be master" if held is Held.CUT_OFF else held.value
+        held = HeldBack.FENCED if confirming is None else confirming.held(self._now())[0]
+        return f"{held.value}: another may be master" if held is HeldBack.CUT_OFF else held.value
 
     def archivable(self, synced: int) -> int:
         """Return the offset up to which the archive may upload; -1: unknown, or no master.

@@ -14,7 +14,7 @@ from broker.ha.confirm import Confirm
 from broker.ha.controller_requests import Spawn
 from broker.ha.frames import Hello
 from broker.ha.member import Member
-from broker.ha.member_events import ArchiveSettled, Event, MasterSettled
+from broker.ha.member_events import Event, MasterSettled, SettledArchive
 from broker.ha.role_state import RoleState, SetArchive
 
 
@@ -71,7 +71,7 @@ class ArchiveSettling:
             return
         self.is_recorded = True
         if self._member.record.may_lack_archived:
-            self._spawn("settled", partial(self._synced, ArchiveSettled(term.master_epoch), happens))
+            self._spawn("settled", partial(self._synced, SettledArchive(term.master_epoch), happens))
 
     def master_settled(self, epoch: int, happens: Callable[[Event], None]) -> None:
         """Take the record in the log that its master has settled its archive.
@@ -81,7 +81,7 @@ class ArchiveSettling:
         if self._member.record.saved.settled_in != epoch:
             self._spawn("settled", partial(self._synced, MasterSettled(epoch), happens))
 
-    async def _synced(self, event: ArchiveSettled | MasterSettled, happens: Callable[[Event], None]) -> None:
+    async def _synced(self, event: SettledArchive | MasterSettled, happens: Callable[[Event], None]) -> None:
         """Report an event once its record in the log is on the disk. If it is lost, the next life settles again."""
         await self._sync_log()
         happens(event)

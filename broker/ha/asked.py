@@ -11,7 +11,7 @@ from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 
 
-class Asked(Protocol):
+class RequestClient(Protocol):
     """Remoting client for single requests. A package that needs more extends this protocol."""
 
     async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:

@@ -47,7 +47,7 @@ LEFT_ALONE_FOR = 20.0
 TICK = 1.0  # the longest pause in seconds between two calls of `wish`
 
 
-class Replication(Enum):
+class ReplicationMode(Enum):
     """Mode of replication: the value of the setting `replication`."""
 
     NONE = "none"
@@ -59,23 +59,23 @@ class Replication(Enum):
 class ConfirmRules(msgspec.Struct, frozen=True):
     """Settings that decide about confirm."""
 
-    replication: Replication
+    replication: ReplicationMode
     min_in_sync: int = 1
     shrink_after: float = 3.0  # a slave that has not caught up for this many seconds leaves the SSS
     isolated_after: float = 10.0  # the time in seconds after which another master may have been elected
 
     def __post_init__(self) -> None:
-        least = 2 if self.replication is Replication.SYNC else 1
+        least = 2 if self.replication is ReplicationMode.SYNC else 1
         if self.min_in_sync < least:
             raise ValueError(f"{self.replication.value} with minInSyncReplicas {self.min_in_sync}")
 
     @property
     def waits(self) -> bool:
         """Return whether an acknowledgement waits for the slaves."""
-        return self.replication in (Replication.SYNC, Replication.SYNC_AVAILABLE)
+        return self.replication in (ReplicationMode.SYNC, ReplicationMode.SYNC_AVAILABLE)
 
 
-class Held(Enum):
+class HeldBack(Enum):
     """Reason why confirm is below the end of the log, for a metric and for operators."""
 
     NOTHING = "nothing"
@@ -141,7 +141,7 @@ class Confirm:
         self.is_fenced = False
         # Cached: read for each append and each report, and constant.
         self._waits = rules.waits
-        self._is_lonely = rules.replication is Replication.ASYNC and not is_alone
+        self._is_lonely = rules.replication is ReplicationMode.ASYNC and not is_alone
         self._is_enough = False  # the SSS is large enough for appends
         self._set = sync_state_set
         self._asked: list[frozenset[int]] = []  # requested sets since the present SSS epoch, whose outcome is unknown
@@ -191,23 +191,23 @@ class Confirm:
         """Return whether an `async` master has heard no other process for so long that another may be master."""
         return self._is_lonely and now - self._heard > self.rules.isolated_after
 
-    def held(self, now: float) -> tuple[Held, int]:
+    def held(self, now: float) -> tuple[HeldBack, int]:
         """Return why confirm is below the end of the log, and the member that causes it (0: no particular one)."""
         if self.is_fenced:
-            return Held.FENCED, 0
+            return HeldBack.FENCED, 0
         if self.is_isolated(now):
-            return Held.CUT_OFF, 0
+            return HeldBack.CUT_OFF, 0
         if not self.rules.waits or self._confirm == self._own_end:
-            return Held.NOTHING, 0
+            return HeldBack.NOTHING, 0
         if not self._is_enough:
-            return Held.TOO_FEW, 0
+            return HeldBack.TOO_FEW, 0
         for member in self._counted:
             slave = self._slaves.get(member)
             if slave is None:
-                return Held.AWAY, member
+                return HeldBack.AWAY, member
             if slave.end < 0:
-                return Held.SILENT, member
-        return Held.BEHIND, min(self._counted, key=lambda member: (self._slaves[member].end, member))
+                return HeldBack.SILENT, member
+        return HeldBack.BEHIND, min(self._counted, key=lambda member: (self._slaves[member].end, member))
 
     def synced(self, own_synced: int) -> int:
         """Return the least end that is on the disks of the SSS according to their reports; -1: unknown."""
@@ -406,7 +406,7 @@ class Confirm:
 
     @property
     def _least(self) -> int:
-        return self.rules.min_in_sync if self.rules.replication is Replication.SYNC else 1
+        return self.rules.min_in_sync if self.rules.replication is ReplicationMode.SYNC else 1
 
     def _may_join(self, member: int) -> bool:
         slave = self._slaves[member]

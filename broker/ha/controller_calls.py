@@ -31,7 +31,7 @@ from broker.ha.member_events import (
     NotRegistered,
     Register,
     Registered,
-    Seen,
+    SetSeen,
     Superseded,
     View,
 )
@@ -61,7 +61,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     election_priority: int
 
 
-class Call(msgspec.Struct, frozen=True):
+class ControllerCall(msgspec.Struct, frozen=True):
     """A request to a controller."""
 
     code: RequestCode
@@ -77,15 +77,15 @@ class _SyncStateSet(msgspec.Struct, rename="camel"):
 # ---- requests
 
 
-def call_of(ask: Ask, own: Identity, broker_id: int, *, log_epoch: int) -> Call:
+def call_of(ask: Ask, own: Identity, broker_id: int, *, log_epoch: int) -> ControllerCall:
     """Return the request for an action. `log_epoch` is the epoch of the last byte of the log."""
     code, names = RequestCode, {"clusterName": own.cluster, "brokerName": own.name}
     match ask:
         case AskNextBrokerId():
-            return Call(code.CONTROLLER_GET_NEXT_BROKER_ID, names)
+            return ControllerCall(code.CONTROLLER_GET_NEXT_BROKER_ID, names)
         case ApplyBrokerId():
             ext = {**names, "appliedBrokerId": str(ask.broker_id), "registerCheckCode": ask.check_code}
-            return Call(code.CONTROLLER_APPLY_BROKER_ID, ext)
+            return ControllerCall(code.CONTROLLER_APPLY_BROKER_ID, ext)
         case Register():
             ext = {
                 **names,
@@ -94,14 +94,16 @@ def call_of(ask: Ask, own: Identity, broker_id: int, *, log_epoch: int) -> Call:
                 "minInSyncReplicas": str(own.min_in_sync_replicas),
                 "registerCheckCode": ask.check_code,
             }
-            return Call(code.CONTROLLER_REGISTER_BROKER, ext)
+            return ControllerCall(code.CONTROLLER_REGISTER_BROKER, ext)
         case Heartbeat():
-            return Call(code.BROKER_HEARTBEAT, {**names, **_heartbeat(ask, own, log_epoch)})
+            return ControllerCall(code.BROKER_HEARTBEAT, {**names, **_heartbeat(ask, own, log_epoch)})
         case Elect():
             who, designate = (broker_id, "false") if ask.designate is None else (ask.designate, "true")
-            return Call(code.CONTROLLER_ELECT_MASTER, {**names, "brokerId": str(who), "designateElect": designate})
+            return ControllerCall(
+                code.CONTROLLER_ELECT_MASTER, {**names, "brokerId": str(who), "designateElect": designate}
+            )
         case AskReplicaInfo():
-            return Call(code.CONTROLLER_GET_REPLICA_INFO, names)
+            return ControllerCall(code.CONTROLLER_GET_REPLICA_INFO, names)
         case Alter():
             ext = {
                 **names,
@@ -110,7 +112,7 @@ def call_of(ask: Ask, own: Identity, broker_id: int, *, log_epoch: int) -> Call:
                 "requestId": ask.request_id,
             }
             wanted = {"syncStateSet": list(ask.members), "syncStateSetEpoch": ask.sync_state_set_epoch}
-            return Call(code.CONTROLLER_ALTER_SYNC_STATE_SET, ext, dumps(wanted))
+            return ControllerCall(code.CONTROLLER_ALTER_SYNC_STATE_SET, ext, dumps(wanted))
 
 
 def _life(life: Life) -> dict[str, str]:
@@ -164,7 +166,7 @@ def event_of(
             if code in _NOT_REGISTERED:
                 return NotRegistered()
             if code in {ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST}:
-                return Seen(view_of(answer.ext, answer.body), ask.ask if isinstance(ask, AskReplicaInfo) else 0)
+                return SetSeen(view_of(answer.ext, answer.body), ask.ask if isinstance(ask, AskReplicaInfo) else 0)
     return None
 
 
@@ -187,7 +189,7 @@ def _altered(ask: Alter, answer: RemotingCommand, own: Identity, broker_id: int,
     epoch = reply.sync_state_set_epoch
     if epoch is None:
         epoch = require_int(answer.ext, "newSyncStateSetEpoch")
-    return Seen(View(ask.master_epoch, epoch, frozenset(reply.sync_state_set), broker_id, own.address))
+    return SetSeen(View(ask.master_epoch, epoch, frozenset(reply.sync_state_set), broker_id, own.address))
 
 
 def members_of(ext: Mapping[str, str]) -> int:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from broker.ha.controller_calls import Call
+from broker.ha.controller_calls import ControllerCall
 from infra.net.remoting_peer import PeerSecurity, RemotingPeer
 from infra.net.remoting_server import Connection
 from neve.errors import NeveError
@@ -65,7 +65,7 @@ class Controllers:
         """Return whether the controllers are Apache's, as far as they have answered."""
         return any(link.is_stock for link in self._links)
 
-    async def ask(self, call: Call) -> RemotingCommand:
+    async def ask(self, call: ControllerCall) -> RemotingCommand:
         """Return the first answer. Raise NoControllerAnswered if there is none.
 
         A change of the SyncStateSet that was sent and not answered is not sent to the next controller. The first
@@ -88,7 +88,7 @@ class Controllers:
                 break
         raise NoControllerAnswered("; ".join(failures))
 
-    async def send(self, call: Call) -> list[RemotingCommand]:
+    async def send(self, call: ControllerCall) -> list[RemotingCommand]:
         """Send a request to all controllers concurrently, and return the answers.
 
         A controller that has not answered the previous one is skipped: the next request is newer anyway.
@@ -123,7 +123,7 @@ class _Link:
         self.is_request_in_flight = False  # a request of `send` is in flight
         self.trouble = ""
 
-    async def send(self, call: Call) -> RemotingCommand:
+    async def send(self, call: ControllerCall) -> RemotingCommand:
         """As `ask`; the caller sends one request at a time."""
         self.is_request_in_flight = True
         try:
@@ -131,7 +131,7 @@ class _Link:
         finally:
             self.is_request_in_flight = False
 
-    async def ask(self, call: Call) -> RemotingCommand:
+    async def ask(self, call: ControllerCall) -> RemotingCommand:
         """Return the answer. Raise OSError, TimeoutError or NeveError; _Lost if the request was sent."""
         is_sent = False
         try:

@@ -11,7 +11,7 @@ slave to master
   SYNCED     "nevS" i32 | end of the slave's log i64 | end of what is on its disk i64                 T1 after a HELLO
 master to slave
   HELLO      the same
-  REFUSAL    "nevR" i32 | size i32 | crc32 of the body u32 | body: JSON, see `Refusal`
+  REFUSAL    "nevR" i32 | size i32 | crc32 of the body u32 | body: JSON, see `StreamRefusal`
   H2         1 i32 | size i32 = 12 n | end of the master's log i64 | its last epoch i32, -1: none
              n times: epoch i32 | start i64, ascending
   T2         2 i32 | size i32 | offset i64 | epoch i32 | the epoch's start i64 | confirm offset i64
@@ -107,7 +107,7 @@ class Hello(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     eviction_frontier: _Offset = 0
 
 
-class Refusal(msgspec.Struct, frozen=True, rename="camel"):
+class StreamRefusal(msgspec.Struct, frozen=True, rename="camel"):
     """Reason why a master sends no log: a name for a metric, and a sentence for operators."""
 
     reason: _Name
@@ -122,7 +122,7 @@ class SlaveHandshake(msgspec.Struct, frozen=True):
     is_learner: bool = False
 
 
-class Ack(msgspec.Struct, frozen=True):
+class SlaveAck(msgspec.Struct, frozen=True):
     """T1 or SYNCED: end of the slave's log. `synced` is the durable end; -1: not reported."""
 
     end: int
@@ -148,8 +148,8 @@ class Transfer(msgspec.Struct, frozen=True):
     description: memoryview | None = None
 
 
-SlaveFrame = Hello | SlaveHandshake | Ack
-MasterFrame = Hello | Refusal | MasterHandshake | Transfer
+SlaveFrame = Hello | SlaveHandshake | SlaveAck
+MasterFrame = Hello | StreamRefusal | MasterHandshake | Transfer
 
 # -- writing
 
@@ -159,7 +159,7 @@ def encode_hello(hello: Hello) -> bytes:
     return _encode_letters(HELLO, msgspec.json.encode(hello))
 
 
-def encode_refusal(refusal: Refusal) -> bytes:
+def encode_refusal(refusal: StreamRefusal) -> bytes:
     """Return a REFUSAL."""
     return _encode_letters(REFUSAL, msgspec.json.encode(refusal))
 
@@ -274,12 +274,12 @@ class SlaveFrames:
         """Return the number of bytes of an incomplete frame."""
         return self._bytes.held
 
-    def only_report(self, data: bytes) -> Ack | None:
+    def only_report(self, data: bytes) -> SlaveAck | None:
         """Return the SYNCED if the data is exactly one, which is the usual case. None: call `receive_data`."""
         if len(data) != _SYNCED.size or not self._bytes.is_empty:
             return None
         word, end, synced = _SYNCED.unpack(data)
-        return Ack(end, synced) if word == SYNCED and 0 <= synced <= end else None
+        return SlaveAck(end, synced) if word == SYNCED and 0 <= synced <= end else None
 
     def receive_data(self, data: bytes) -> Iterator[SlaveFrame]:
         """Yield the frames that are complete now, one at a time. Frames before a fault are valid."""
@@ -342,11 +342,11 @@ def _decode_hello(frame: memoryview) -> Hello:
     return _decode_letters(frame, Hello)
 
 
-def _decode_refusal(frame: memoryview) -> Refusal:
-    return _decode_letters(frame, Refusal)
+def _decode_refusal(frame: memoryview) -> StreamRefusal:
+    return _decode_letters(frame, StreamRefusal)
 
 
-_Body = TypeVar("_Body", Hello, Refusal)
+_Body = TypeVar("_Body", Hello, StreamRefusal)
 
 
 def _decode_letters(frame: memoryview, kind: type[_Body]) -> _Body:
@@ -365,18 +365,18 @@ def _decode_slave_handshake(frame: memoryview) -> SlaveHandshake:
     return SlaveHandshake(member_id, from_last_file == 1, is_learner == 1)
 
 
-def _decode_ack(frame: memoryview) -> Ack:
+def _decode_ack(frame: memoryview) -> SlaveAck:
     end = _T1.unpack(frame)[1]
     if end < 0:
         raise ProtocolError(f"the end of a slave's log is invalid: {end}")
-    return Ack(end)
+    return SlaveAck(end)
 
 
-def _decode_synced(frame: memoryview) -> Ack:
+def _decode_synced(frame: memoryview) -> SlaveAck:
     _, end, synced = _SYNCED.unpack(frame)
     if not 0 <= synced <= end:
         raise ProtocolError(f"the end of a slave's log is invalid: {end}, {synced} of it synced")
-    return Ack(end, synced)
+    return SlaveAck(end, synced)
 
 
 def _decode_master_handshake(frame: memoryview) -> MasterHandshake:

@@ -6,7 +6,7 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from broker.ha.frames import Hello, Refusal
+from broker.ha.frames import Hello, StreamRefusal
 from broker.ha.member_events import Life
 
 
@@ -31,9 +31,9 @@ class Reason(Enum):
     CUT = "cut-needs-an-operator"
 
 
-def refusal(reason: Reason, text: str) -> Refusal:
+def refusal(reason: Reason, text: str) -> StreamRefusal:
     """Return a refusal as it is sent."""
-    return Refusal(reason.value, text)
+    return StreamRefusal(reason.value, text)
 
 
 def identified(hello: Hello, life: Life, master_epoch: int) -> Hello:
@@ -48,7 +48,7 @@ def identified(hello: Hello, life: Life, master_epoch: int) -> Hello:
     )
 
 
-def unlike(own: Hello, other: Hello) -> Refusal | None:
+def unlike(own: Hello, other: Hello) -> StreamRefusal | None:
     """Return why two members may not replicate from each other, in either direction; None: they may."""
     if abs(own.format - other.format) > 1:
         return refusal(

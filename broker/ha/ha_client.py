@@ -28,11 +28,11 @@ from typing_extensions import override
 from broker.ha import plain_session, slave_session
 from broker.ha.epoch_file import StoredEpochs
 from broker.ha.epochs import EpochCache
-from broker.ha.frames import Hello, Refusal
+from broker.ha.frames import Hello, StreamRefusal
 from broker.ha.greeting import Reason, refusal
 from broker.ha.plain_session import PlainSession
 from broker.ha.slave_session import Local, SlaveSession
-from broker.ha.stock_master import Life, StockMaster
+from broker.ha.stock_master import MasterLife, StockMaster
 from broker.store.errors import LogMismatch, StoreError
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
@@ -51,7 +51,7 @@ class DivergenceRefused(Exception):
     """The bytes above the truncation point may be acknowledged: an operator has to decide."""
 
 
-AskStockMaster = Callable[[], Awaitable[tuple[StockMaster, Life | None]]]
+AskStockMaster = Callable[[], Awaitable[tuple[StockMaster, MasterLife | None]]]
 Session = SlaveSession | PlainSession
 Action = slave_session.Action | plain_session.AskMaster
 
@@ -72,7 +72,7 @@ class SlaveEvents(Protocol):
         """Record that the log is confirmed up to `offset`, and that these bytes are stored here."""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class FollowTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A master to follow."""
 
     host: str
@@ -82,7 +82,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def member_session(
-    target: Target,
+    target: FollowTarget,
     store: MessageStore,
     epochs: EpochCache,
     own: Hello,
@@ -118,7 +118,7 @@ class HaClient:
         store: MessageStore,
         epochs: StoredEpochs,
         events: SlaveEvents,
-        new_session: Callable[[Target], Session],
+        new_session: Callable[[FollowTarget], Session],
         *,
         clock: Clock,
         entropy: Entropy,
@@ -143,9 +143,9 @@ class HaClient:
         self.connections = 0
         self.ended: Counter[str] = Counter()  # connections by cause of their end: the name of a refusal, or "lost"
         # The last fault that a reconnection would not cure; None while a master is followed.
-        self.trouble: Refusal | None = None
+        self.trouble: StreamRefusal | None = None
 
-    async def follow(self, target: Target) -> None:
+    async def follow(self, target: FollowTarget) -> None:
         """Follow a master until cancelled."""
         pause = FIRST_PAUSE_S
         while True:
@@ -158,7 +158,7 @@ class HaClient:
             await asyncio.sleep((REFUSED_PAUSE_S if fault is not None else pause) * jitter)
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
-    async def _follow_once(self, target: Target) -> tuple[Refusal | None, bool]:
+    async def _follow_once(self, target: FollowTarget) -> tuple[StreamRefusal | None, bool]:
         """Follow the master over one connection.
 
         Return the fault, if the next connection would have it too, and whether any bytes of the log may have arrived.
@@ -194,7 +194,7 @@ class HaClient:
         """Return the number of received bytes that wait for a slow action."""
         return 0 if self._stream is None else self._stream.held
 
-    async def _run(self, session: Session, stream: _Stream) -> tuple[Refusal | None, bool]:
+    async def _run(self, session: Session, stream: _Stream) -> tuple[StreamRefusal | None, bool]:
         driver = _Driver(self, session, stream)
         try:
             await driver.do(session.start(self._clock.monotonic()))
@@ -283,7 +283,7 @@ class _Driver:
 
     def __init__(self, client: HaClient, session: Session, stream: _Stream) -> None:
         self.client, self.session, self._stream = client, session, stream
-        self.fault: Refusal | None = None
+        self.fault: StreamRefusal | None = None
         self.was_attached = self.is_ended = self._has_stored = False
 
     def begin(self, actions: Sequence[Action]) -> Sequence[Work]:
@@ -362,7 +362,7 @@ class _Driver:
         else:  # a full disk, for example: that may pass
             self._end(f"the log accepts no record: {error}", None)
 
-    def _end(self, why: str, fault: Refusal | None) -> None:
+    def _end(self, why: str, fault: StreamRefusal | None) -> None:
         log.warning("replication from the master stopped: %s", why)
         self.fault, self.is_ended = fault, True
 

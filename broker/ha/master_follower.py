@@ -10,7 +10,7 @@ from functools import partial
 from broker.ha.controller_requests import Spawn
 from broker.ha.epoch_file import StoredEpochs
 from broker.ha.frames import HELLO_FORMAT, Hello
-from broker.ha.ha_client import HaClient, SlaveEvents, Target
+from broker.ha.ha_client import FollowTarget, HaClient, SlaveEvents
 from broker.ha.member_events import Follow
 from broker.ha.member_file import MemberFile
 from broker.ha.member_role import MemberRole
@@ -42,7 +42,7 @@ class MasterLookup:
         self._admits_stock, self._waits = admits_stock, waits
         self.trouble = ""  # why the address of the HA port is unknown
 
-    async def target(self, follow: Follow) -> Target:
+    async def target(self, follow: Follow) -> FollowTarget:
         """Return the master to connect to. Query it until it answers."""
         while True:
             try:
@@ -57,7 +57,7 @@ class MasterLookup:
             self.trouble = ""
             return target
 
-    async def _query(self, follow: Follow) -> Target:
+    async def _query(self, follow: Follow) -> FollowTarget:
         master = RemotingPeer(follow.address, self._security, connect_s=_RESOLVE_S)
         try:
             async with asyncio.timeout(_RESOLVE_S):
@@ -68,7 +68,7 @@ class MasterLookup:
         finally:
             master.close()
         host, port = parse_address(answer.ext.get("masterHaAddress", ""))
-        return Target(host=host, port=port, master_epoch=follow.epoch, is_stock=is_stock)
+        return FollowTarget(host=host, port=port, master_epoch=follow.epoch, is_stock=is_stock)
 
     async def _check_stock(self, master: RemotingPeer) -> None:
         """Check the settings of Apache's master, which its stream does not contain.

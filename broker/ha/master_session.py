@@ -28,12 +28,12 @@ import msgspec
 from broker.ha.epochs import EpochCache
 from broker.ha.frames import (
     DESCRIBES_FROM,
-    Ack,
     Hello,
-    Refusal,
+    SlaveAck,
     SlaveFrame,
     SlaveFrames,
     SlaveHandshake,
+    StreamRefusal,
     encode_described_head,
     encode_hello,
     encode_master_handshake,
@@ -42,7 +42,7 @@ from broker.ha.frames import (
 )
 from broker.ha.greeting import Reason, refusal, unlike
 from broker.ha.proof import MASTER, SLAVE, is_proven, proven
-from broker.store.described import Append, Described
+from broker.store.described import Described, DescribedAppend
 from neve.errors import ProtocolError
 
 HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
@@ -119,7 +119,7 @@ class End(msgspec.Struct, frozen=True):
     """Close the connection after the pending bytes are sent."""
 
     why: str
-    refusal: Refusal | None = None
+    refusal: StreamRefusal | None = None
 
 
 Action = Send | SlaveConnected | Reported | End
@@ -140,8 +140,8 @@ _EXPECTED: dict[MasterState, tuple[type, ...]] = {
     MasterState.NEW: (Hello, SlaveHandshake),
     MasterState.PROVING: (Hello,),
     MasterState.GREETED: (SlaveHandshake,),
-    MasterState.SHAKEN: (Ack,),
-    MasterState.STREAMING: (Ack,),
+    MasterState.SHAKEN: (SlaveAck,),
+    MasterState.STREAMING: (SlaveAck,),
     MasterState.ENDED: (),
 }
 assert _EXPECTED.keys() == set(MasterState)
@@ -225,7 +225,7 @@ class MasterSession:
         reported: Reported | None = None
         try:
             for frame in self._frames.receive_data(data):
-                if isinstance(frame, Ack) and self.state is MasterState.STREAMING:
+                if isinstance(frame, SlaveAck) and self.state is MasterState.STREAMING:
                     reported = Reported(frame.end, frame.synced)
                     continue
                 actions += self._answer(frame, now)
@@ -299,7 +299,7 @@ class MasterSession:
         self._spoke = now
         return [Send((encode_master_handshake(self._log.max_physical_offset, self._epochs.entries()),))]
 
-    def _begin(self, request: Ack) -> list[Action]:
+    def _begin(self, request: SlaveAck) -> list[Action]:
         """Start streaming at the offset in the first T1."""
         log, at = self._log, request.end
         if at == 0:
@@ -316,7 +316,7 @@ class MasterSession:
         self.state = MasterState.STREAMING
         return [SlaveConnected(self.member_id, self._is_learner, self.slave), Reported(request.end, request.synced)]
 
-    def _refuse(self, fault: Refusal) -> list[Action]:
+    def _refuse(self, fault: StreamRefusal) -> list[Action]:
         """Refuse the slave. A stock member gets no reason, which it would not understand."""
         answers: list[Action] = [Send((encode_refusal(fault),))] if self._frames_of_neve else []
         return [*answers, self._end(f"refused: {fault.text}", fault)]
@@ -331,7 +331,7 @@ class MasterSession:
             return []
         return self._refuse(refusal(Reason.NOT_MASTER, "it is no longer the master"))
 
-    def _end(self, why: str, fault: Refusal | None = None) -> End:
+    def _end(self, why: str, fault: StreamRefusal | None = None) -> End:
         self.state = MasterState.ENDED
         return End(why, fault)
 
@@ -389,7 +389,7 @@ class MasterSession:
         self._spoke = now
         return [Send(tuple(data))]
 
-    def _send_described(self, append: Append, data: list[bytes | memoryview]) -> bool:
+    def _send_described(self, append: DescribedAppend, data: list[bytes | memoryview]) -> bool:
         """Send an append as a whole. Return False if it is not in one epoch, or not in one file."""
         offset, end = self.position, append.end
         held = self._epochs.at(offset)

@@ -48,7 +48,6 @@ from broker.ha.member_events import (
     Action,
     AlterRefused,
     ApplyBrokerId,
-    ArchiveSettled,
     AskNextBrokerId,
     BeginEpoch,
     BrokerIdApplied,
@@ -71,8 +70,9 @@ from broker.ha.member_events import (
     Registered,
     RoleTaken,
     Save,
-    Saved,
-    Seen,
+    SavedMember,
+    SetSeen,
+    SettledArchive,
     StockControllers,
     StopAcknowledging,
     StopFollowing,
@@ -124,7 +124,7 @@ class Member:
     def __init__(self, rules: MemberRules, *, process: str, address: str, confirm_of: ConfirmOf = Confirm) -> None:
         """Create a member without an id, whose life has not begun."""
         self.rules, self.address, self._confirm_of = rules, address, confirm_of
-        self.record = MemberRecord(Saved(), process)
+        self.record = MemberRecord(SavedMember(), process)
         self.role = self.record.view  # the view under which it acts
         self.confirming: Confirm | None = None  # while it is master: progress of the slaves
         self._requests = MemberRequests(rules, process)
@@ -134,7 +134,7 @@ class Member:
         self._is_under_stock = False  # the controllers are Apache's
         self.state = State.NAMELESS
 
-    def begin(self, saved: Saved, check_code: str) -> None:
+    def begin(self, saved: SavedMember, check_code: str) -> None:
         """Begin the life. Called once, before any event.
 
         `saved` is the result of `begin_life`, and is on the disk. `check_code` is address;millis, for a directory that
@@ -186,7 +186,7 @@ class Member:
         view = self.record.view
         return self.rules.set_exists and view.master is None and view.master_epoch == 0
 
-    def end_life(self) -> Saved:
+    def end_life(self) -> SavedMember:
         """Return the state that a stop saves last, after the log is synced."""
         return self.record.updated(self.confirm, clean=True)
 
@@ -217,7 +217,7 @@ class Member:
     def _registered(self, event: Registered, now: float) -> list[Action]:
         self.state = State.WAITING
         self._requests.registered(now)
-        seen = self._seen(Seen(event.view), now) if event.view is not None else []
+        seen = self._seen(SetSeen(event.view), now) if event.view is not None else []
         return [*([] if self._is_silent else [self._heartbeat]), *seen]
 
     def _retry_apply(self, event: NotRegistered, now: float) -> list[Action]:
@@ -254,11 +254,11 @@ class Member:
         return [StopAcknowledging(), StopFollowing(), DropSlaves(), NotifyOperator(event.reason)]
 
     def _renewed_registration(self, event: Registered, now: float) -> list[Action]:
-        return [] if event.view is None else self.happens(Seen(event.view), now)
+        return [] if event.view is None else self.happens(SetSeen(event.view), now)
 
     # -- views of the set
 
-    def _seen(self, event: Seen, now: float) -> list[Action]:
+    def _seen(self, event: SetSeen, now: float) -> list[Action]:
         if event.view.pair < self.record.view.pair:
             return []  # a slow answer
         self.record.take_view(event.view)
@@ -267,7 +267,7 @@ class Member:
             return self._seen_as_master(event, actions, now)
         return actions if self.state in _TURNING else actions + self._take_role(now)
 
-    def _seen_as_master(self, event: Seen, actions: list[Action], now: float) -> list[Action]:
+    def _seen_as_master(self, event: SetSeen, actions: list[Action], now: float) -> list[Action]:
         """Check in `Confirm` whether this member is still the master. If not, stop acknowledging at once."""
         view, confirming = event.view, self.confirming
         assert confirming is not None
@@ -347,9 +347,9 @@ class Member:
             now=now,
             is_alone=self.rules.is_alone,
         )
-        return self._seen_as_master(Seen(self.record.view), [], now)
+        return self._seen_as_master(SetSeen(self.record.view), [], now)
 
-    def _archive_settled(self, event: ArchiveSettled, now: float) -> list[Action]:
+    def _archive_settled(self, event: SettledArchive, now: float) -> list[Action]:
         return [*self.record.archive_settled(self.confirm)] if event.epoch == self.role.master_epoch else []
 
     # -- as slave
@@ -491,12 +491,12 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     BrokerIdLost: _cells((State.UNREGISTERED, *_KNOWN), Member._lose_id),
     Superseded: _cells((State.UNREGISTERED, *_KNOWN), Member._refuse),
     Registered: {State.UNREGISTERED: Member._registered, **_cells(_KNOWN, Member._renewed_registration)},
-    Seen: _cells(_KNOWN, Member._seen),
+    SetSeen: _cells(_KNOWN, Member._seen),
     RoleTaken: _cells(_TURNING, Member._role_is_taken),
     ConfirmReceived: {State.SLAVE: Member._confirm_received},
     TruncationRequested: _cells((State.TURNING_SLAVE, State.SLAVE), Member._truncate),
     AlterRefused: _cells(LEADING, Member._alter_refused),
-    ArchiveSettled: _cells(LEADING, Member._archive_settled),
+    SettledArchive: _cells(LEADING, Member._archive_settled),
     MasterSettled: {State.SLAVE: Member._master_settled},
     Switchover: {State.MASTER: Member._begin_switchover},
     MetadataSynced: {State.HANDING_OVER: Member._metadata_synced},

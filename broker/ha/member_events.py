@@ -31,7 +31,7 @@ class Life(msgspec.Struct, frozen=True):
     process: str  # random for each start: two copies of a directory have equal counts
 
 
-class Saved(msgspec.Struct, frozen=True):
+class SavedMember(msgspec.Struct, frozen=True):
     """State that a member keeps on its disk, besides log and epochs."""
 
     broker_id: int = 0  # 0: none yet
@@ -75,7 +75,7 @@ class BrokerIdTaken(msgspec.Struct, frozen=True):
     """Answer 2014 to 1013: the id is another member's."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SetSeen(msgspec.Struct, frozen=True):
     """A view of the set arrived from a controller."""
 
     view: View
@@ -151,7 +151,7 @@ class MasterSettled(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class ArchiveSettled(msgspec.Struct, frozen=True):
+class SettledArchive(msgspec.Struct, frozen=True):
     """As master of this epoch, the log continues above all offsets that the set's archive names."""
 
     epoch: int
@@ -162,7 +162,7 @@ Event = (
     | NextBrokerId
     | BrokerIdApplied
     | BrokerIdTaken
-    | Seen
+    | SetSeen
     | Registered
     | NotRegistered
     | BrokerIdLost
@@ -174,7 +174,7 @@ Event = (
     | TruncationRequested
     | Switchover
     | MetadataSynced
-    | ArchiveSettled
+    | SettledArchive
     | MasterSettled
 )
 
@@ -239,7 +239,7 @@ class Withdraw(msgspec.Struct, frozen=True):
 class Save(msgspec.Struct, frozen=True):
     """Save the state durably before the next action."""
 
-    saved: Saved
+    saved: SavedMember
 
 
 class StopAcknowledging(msgspec.Struct, frozen=True):

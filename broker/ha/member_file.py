@@ -17,7 +17,7 @@ from typing import ParamSpec
 
 import msgspec
 
-from broker.ha.member_events import Saved
+from broker.ha.member_events import SavedMember
 from infra.disk.filesystem import Disk
 from infra.disk.versioned_file import VersionedFile
 from infra.loop.threads import SYSTEM_THREADS, Threads
@@ -47,7 +47,7 @@ class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     followed_epoch: int = -1
     log_name: str = ""
     lacks_tables: bool = False
-    saved: Saved = Saved()
+    saved: SavedMember = SavedMember()
 
 
 class MemberFile:
@@ -67,7 +67,7 @@ class MemberFile:
         return self._file.exists
 
     @property
-    def saved(self) -> Saved:
+    def saved(self) -> SavedMember:
         """Return the state on the disk."""
         return self._kept.saved
 
@@ -98,7 +98,7 @@ class MemberFile:
         self._kept = msgspec.structs.replace(self._kept, place=place)
         return is_copy
 
-    def save(self, saved: Saved) -> None:
+    def save(self, saved: SavedMember) -> None:
         """Save the member's state."""
         with self._writing:
             self._write(msgspec.structs.replace(self._kept, saved=saved))

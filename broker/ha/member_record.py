@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from broker.ha.member_events import Life, Save, Saved, View
+from broker.ha.member_events import Life, Save, SavedMember, View
 from broker.ha.member_rules import MemberRules
 
 
-def begin_life(saved: Saved, new_incarnation: str, rules: MemberRules, *, is_copy: bool = False) -> Saved:
+def begin_life(saved: SavedMember, new_incarnation: str, rules: MemberRules, *, is_copy: bool = False) -> SavedMember:
     """Return the state that a start saves before it does anything else.
 
     `is_copy`: the directory has moved, so it is a backup or a copy. The original may be alive, and may have
@@ -29,7 +29,7 @@ def begin_life(saved: Saved, new_incarnation: str, rules: MemberRules, *, is_cop
 class MemberRecord:
     """Identity, epochs and archive state of one life of a member. Invariant: the pair of the view never decreases."""
 
-    def __init__(self, saved: Saved, process: str) -> None:
+    def __init__(self, saved: SavedMember, process: str) -> None:
         """`saved` is the result of `begin_life`, and is on the disk."""
         self.saved, self.process = saved, process
         known = frozenset(saved.sync_state_set)
@@ -92,7 +92,7 @@ class MemberRecord:
         self.saved = self.updated(confirm, **changes)
         return Save(self.saved)
 
-    def updated(self, confirm: int, **changes: Any) -> Saved:
+    def updated(self, confirm: int, **changes: Any) -> SavedMember:
         """Return the record with the present view and confirm offset, and these changes."""
         view = self.view
         return replace(

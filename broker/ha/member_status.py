@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from broker.ha.confirm import Held
+from broker.ha.confirm import HeldBack
 from broker.ha.member import State
 from broker.ha.replicas_manager import ReplicasManager
 from broker.role import Role
 
 _MEANINGS = {
-    Held.TOO_FEW: "sends are refused with code 1",
-    Held.AWAY: "sends are answered FLUSH_SLAVE_TIMEOUT, until it comes back or leaves the SyncStateSet",
-    Held.SILENT: "sends are answered FLUSH_SLAVE_TIMEOUT, until it reports or leaves the SyncStateSet",
-    Held.CUT_OFF: "sends are refused with code 1: another may be master",
+    HeldBack.TOO_FEW: "sends are refused with code 1",
+    HeldBack.AWAY: "sends are answered FLUSH_SLAVE_TIMEOUT, until it comes back or leaves the SyncStateSet",
+    HeldBack.SILENT: "sends are answered FLUSH_SLAVE_TIMEOUT, until it reports or leaves the SyncStateSet",
+    HeldBack.CUT_OFF: "sends are refused with code 1: another may be master",
 }
 
 

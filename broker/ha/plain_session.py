@@ -42,7 +42,7 @@ from broker.ha.slave_session import (
     SlaveState,
     Truncate,
 )
-from broker.ha.stock_master import Life, StockMaster, unlike_stock
+from broker.ha.stock_master import MasterLife, StockMaster, unlike_stock
 from neve.errors import ProtocolError
 
 _REPORT = Struct(">q")
@@ -138,7 +138,7 @@ class PlainSession:
 
     # -- before the first byte of the log
 
-    def told(self, master: StockMaster, followed: Life | None, now: float) -> list[Action]:
+    def told(self, master: StockMaster, followed: MasterLife | None, now: float) -> list[Action]:
         """Compare the master's properties with the log. `followed` is the life of the master whose log this is."""
         if self.state is not SlaveState.GREETING:
             return []

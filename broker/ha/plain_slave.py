@@ -1,6 +1,6 @@
 """A broker that follows an Apache master without a controller (RocketMQ's `brokerRole=SLAVE`).
 
-    ha/followed.json     the life of the master that the log is of, JSON: `Life`; written before its first byte
+    ha/followed.json     the life of the master that the log is of, JSON: `MasterLife`; written before its first byte
 
 The name servers name the master in their answer to each registration. Its properties are queried on each connection. If
 the master lost its tail, this log is truncated, too (`plain_session`). The broker remains a slave: there are no
@@ -20,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from broker.ha.asked import Asked
+from broker.ha.asked import RequestClient
 from broker.ha.frames import Hello
-from broker.ha.ha_client import HaClient, Target
+from broker.ha.ha_client import FollowTarget, HaClient
 from broker.ha.plain_session import PlainSession
 from broker.ha.slave_session import Local, SlaveState
 from broker.ha.stock_archivable_limit import Observation, flush_takes_s
-from broker.ha.stock_master import Life, StockMaster, read_observation, read_stock_master
+from broker.ha.stock_master import MasterLife, StockMaster, read_observation, read_stock_master
 from broker.role import BrokerRole, Role
 from broker.store.message_store import MessageStore
 from infra.disk.filesystem import Disk
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 DIRECTORY, _NAME = "ha", "followed.json"
 
 
-class Archive(Protocol):
+class ArchiveCallbacks(Protocol):
     """Callbacks to the archive of the log, on the event loop."""
 
     async def master_began_at(self, offset: int) -> None:
@@ -63,7 +63,9 @@ class FollowedFile:
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk, self._directory = disk, root / DIRECTORY
-        self._file = VersionedFile(disk, self._directory / _NAME, Life, partial(StartupError, exit_code=EXIT_FAILED))
+        self._file = VersionedFile(
+            disk, self._directory / _NAME, MasterLife, partial(StartupError, exit_code=EXIT_FAILED)
+        )
         self.path = self._file.path
 
     @property
@@ -71,12 +73,12 @@ class FollowedFile:
         """Return whether this directory was a slave's."""
         return self._file.exists
 
-    def load(self) -> Life | None:
+    def load(self) -> MasterLife | None:
         """Return the stored life, or None. Raises StartupError if the file is unreadable."""
         self._disk.make_dirs(self._directory)
         return self._file.read()
 
-    def save(self, life: Life) -> None:
+    def save(self, life: MasterLife) -> None:
         """Save the life durably."""
         self._file.write(life)
 
@@ -105,10 +107,10 @@ class PlainSlave:
         store: MessageStore,
         file: FollowedFile,
         new_client: Callable[[PlainSlave], HaClient],
-        api: Asked,
+        api: RequestClient,
         following: Callable[[str, int], None],
         advanced: Callable[[], None],
-        archive: Callable[[], Archive],
+        archive: Callable[[], ArchiveCallbacks],
         forget_poll: Callable[[], None],
         role: BrokerRole,
         threads: Threads = SYSTEM_THREADS,
@@ -125,7 +127,7 @@ class PlainSlave:
         self._forget_poll = forget_poll
         self._file, self._own = file, own
         self._file_size = own.mapped_file_size_commit_log
-        self._followed: Life | None = None
+        self._followed: MasterLife | None = None
         self._last_read_master: StockMaster | None = None
         self._master_begins_at = 0
         self._is_cutting = False
@@ -181,11 +183,11 @@ class PlainSlave:
             with contextlib.suppress(asyncio.CancelledError):
                 await changed
 
-    def _target(self) -> Target | None:
+    def _target(self) -> FollowTarget | None:
         host, _, port = self._ha_address.rpartition(":")
         if not host or not port.isdigit():
             return None
-        return Target(host=host.strip("[]"), port=int(port), master_epoch=0)
+        return FollowTarget(host=host.strip("[]"), port=int(port), master_epoch=0)
 
     @property
     def master_address(self) -> str:
@@ -219,13 +221,13 @@ class PlainSlave:
         if not self._is_cutting:
             self._role.become(Role.SLAVE, has_master=self.is_attached)
 
-    def new_session(self, target: Target) -> PlainSession:
+    def new_session(self, target: FollowTarget) -> PlainSession:
         """Return the protocol of a new connection."""
         store = self._store
         local = Local(store.min_physical_offset, store.max_physical_offset, (), confirm=0, followed_epoch=0)
         return PlainSession(local, self._own, store.reader.last_record)
 
-    async def ask_master(self) -> tuple[StockMaster, Life | None]:
+    async def ask_master(self) -> tuple[StockMaster, MasterLife | None]:
         """Query the master's properties. Return them, and the life of it that was followed last."""
         ask, address = self._api.ask, self._address
         properties = await ask(address, RequestCode.GET_BROKER_CONFIG, {})

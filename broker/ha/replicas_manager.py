@@ -45,7 +45,7 @@ from broker.ha.member_events import (
     NotifyOperator,
     RoleTaken,
     Save,
-    Seen,
+    SetSeen,
     StopAcknowledging,
     StopFollowing,
     Superseded,
@@ -183,7 +183,7 @@ class ReplicasManager:
 
     def notified(self, view: View) -> None:
         """Take a notification (1008) of a controller about roles."""
-        self.happens(Seen(view))
+        self.happens(SetSeen(view))
 
     def can_not_follow(self, why: str) -> None:
         """Stop this member, because a change in the log can't be applied here. It must not become master."""

@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from broker.config import BrokerConfig
-from broker.ha.confirm import ConfirmRules, Replication
+from broker.ha.confirm import ConfirmRules, ReplicationMode
 from broker.ha.member_rules import MemberRules
 from infra.config.properties import ConfigError
 from neve.remoting.address import parse_address
@@ -30,12 +30,12 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
 
     A broker without a set is a single master, or the slave of an Apache master.
     """
-    replication = Replication(config.replication)
-    if replication is Replication.NONE:
+    replication = ReplicationMode(config.replication)
+    if replication is ReplicationMode.NONE:
         _check_slave(config) if is_slave(config) else _check_alone(config)
         return None
     controllers = tuple(part.strip() for part in re.split(r"[;,]", config.controller_addr) if part.strip())
-    least = max(config.min_in_sync_replicas, 2 if replication is Replication.SYNC else 1)
+    least = max(config.min_in_sync_replicas, 2 if replication is ReplicationMode.SYNC else 1)
     faults = [*_faults_of_addresses(controllers), *_faults_of_mode(config, replication, least)]
     faults += [*_faults_of_users(config), *_faults_of_mixing(config)]
     if config.broker_id:
@@ -84,7 +84,7 @@ def _why_not_stock(config: BrokerConfig, rules: ConfirmRules) -> str:
 
 def is_slave(config: BrokerConfig) -> bool:
     """Return whether this broker follows an Apache master without a controller."""
-    return config.replication == Replication.NONE.value and config.broker_role == "SLAVE"
+    return config.replication == ReplicationMode.NONE.value and config.broker_role == "SLAVE"
 
 
 def _check_slave(config: BrokerConfig) -> None:
@@ -166,10 +166,10 @@ def _faults_of_mixing(config: BrokerConfig) -> list[str]:
     return [f"apacheMembers with {what}" for what, is_asked in asked.items() if is_asked]
 
 
-def _faults_of_mode(config: BrokerConfig, replication: Replication, least: int) -> list[str]:
-    mode, waits = replication.value, replication in (Replication.SYNC, Replication.SYNC_AVAILABLE)
+def _faults_of_mode(config: BrokerConfig, replication: ReplicationMode, least: int) -> list[str]:
+    mode, waits = replication.value, replication in (ReplicationMode.SYNC, ReplicationMode.SYNC_AVAILABLE)
     faults = list[str]()
-    if replication is not Replication.SYNC and least > 1:
+    if replication is not ReplicationMode.SYNC and least > 1:
         faults.append(f"replication={mode} with minInSyncReplicas={least}: only replication=sync enforces it")
     if not waits and config.all_ack_in_sync_state_set:
         faults.append(f"allAckInSyncStateSet=true with replication={mode}, which waits for no slave: use sync")

@@ -24,8 +24,8 @@ from broker.ha.frames import (
     Hello,
     MasterFrames,
     MasterHandshake,
-    Refusal,
     SlaveHandshake,
+    StreamRefusal,
     Transfer,
     encode_ack,
     encode_hello,
@@ -99,7 +99,7 @@ class End(msgspec.Struct, frozen=True):
     """Close the connection. With a `refusal` the next connection would fail in the same way; without it may succeed."""
 
     why: str
-    refusal: Refusal | None = None
+    refusal: StreamRefusal | None = None
 
 
 Action = Send | Truncate | Attached | TakeEpochs | Append | Confirmed | End
@@ -236,8 +236,8 @@ class SlaveSession:
 
     # -- before the first byte of the log
 
-    def _answer(self, frame: Hello | Refusal | MasterHandshake | Transfer, now: float) -> Action:
-        if isinstance(frame, Refusal):
+    def _answer(self, frame: Hello | StreamRefusal | MasterHandshake | Transfer, now: float) -> Action:
+        if isinstance(frame, StreamRefusal):
             return self._end(f"the master refuses: {frame.text}", frame)
         expected = _EXPECTED[self.state]
         if expected is None or not isinstance(frame, expected):
@@ -445,6 +445,6 @@ class SlaveSession:
         self._spoke = now
         return Send(encode_ack(*self._reported))
 
-    def _end(self, why: str, fault: Refusal | None = None) -> End:
+    def _end(self, why: str, fault: StreamRefusal | None = None) -> End:
         self.state = SlaveState.ENDED
         return End(why, fault)

@@ -18,13 +18,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from broker.ha.frames import Hello, Refusal
+from broker.ha.frames import Hello, StreamRefusal
 from broker.ha.greeting import Reason, refusal
 from broker.ha.stock_archivable_limit import Observation
 from neve.errors import NeveError
 
 
-class Life(msgspec.Struct, frozen=True, rename="camel"):
+class MasterLife(msgspec.Struct, frozen=True, rename="camel"):
     """One life of a master. In another life, its log may differ from some offset on."""
 
     cluster: str
@@ -36,7 +36,7 @@ class Life(msgspec.Struct, frozen=True, rename="camel"):
 class StockMaster(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of an Apache master."""
 
-    life: Life
+    life: MasterLife
     begin: int
     end: int
     ha_address: str
@@ -62,7 +62,7 @@ def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str
     settings = read_settings(properties)
     try:
         table = msgspec.json.decode(runtime, type=_Runtime).table
-        life = Life(
+        life = MasterLife(
             settings["brokerClusterName"],
             settings["brokerName"],
             int(table["bootTimestamp"]),
@@ -84,7 +84,7 @@ def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str
 _OTHER_LOGS = ("enableDLegerCommitLog", "enableLmq", "enableMultiDispatch", "forceVerifyPropCRC")
 
 
-def unlike_stock(own: Hello, master: StockMaster) -> Refusal | None:
+def unlike_stock(own: Hello, master: StockMaster) -> StreamRefusal | None:
     """Return why the log of this master can't be followed; None: it can."""
     theirs = master.settings
     if theirs.get("brokerRole") == "SLAVE" or theirs.get("brokerId", "0") != "0":
@@ -94,7 +94,7 @@ def unlike_stock(own: Hello, master: StockMaster) -> Refusal | None:
     return unlike_settings(own, theirs)
 
 
-def unlike_stock_member(own: Hello, settings: Mapping[str, str], *, waits: bool) -> Refusal | None:
+def unlike_stock_member(own: Hello, settings: Mapping[str, str], *, waits: bool) -> StreamRefusal | None:
     """Return why the log of a master that a controller has elected can't be followed; None: it can.
 
     `waits`: acknowledgements of this set wait for slaves, so bytes that a slave lacks must not be confirmed.
@@ -112,7 +112,7 @@ def unlike_stock_member(own: Hello, settings: Mapping[str, str], *, waits: bool)
     return unlike_settings(own, settings)
 
 
-def unlike_settings(own: Hello, theirs: Mapping[str, str]) -> Refusal | None:
+def unlike_settings(own: Hello, theirs: Mapping[str, str]) -> StreamRefusal | None:
     """Return why two brokers' settings don't match; None: they do."""
     equal = {
         "brokerClusterName": (own.cluster, Reason.CLUSTER),

@@ -22,7 +22,7 @@ import msgspec
 from broker.archiving.restore import refuse_occupied
 from broker.config import BrokerConfig
 from broker.ha.plain_slave import FollowedFile
-from broker.ha.stock_master import Life
+from broker.ha.stock_master import MasterLife
 from broker.importing.stored_broker import TABLES_LAG_MS, StoredBroker, StoredLog, refused
 from broker.metadata.last_poll import LastPollFile
 from broker.metadata.stock_tables import StockImage
@@ -39,7 +39,7 @@ _NAME, _VERSION = "import.json", 1
 _FLUSH_EVERY = 256 << 20
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an import, or its preview.
 
     `cut`: bytes after the last valid record of a broker that was killed, up to the end of its writes.
@@ -62,7 +62,7 @@ class Marker(msgspec.Struct):
     version: int = 1
 
 
-class Tables(Protocol):
+class ImportedTables(Protocol):
     """All tables that follow a master's."""
 
     def install_stock(self, image: StockImage) -> None:
@@ -79,7 +79,7 @@ class Flush(Protocol):
         """Write a due checkpoint, and prepare the next file."""
 
 
-class Save(Protocol):
+class TableSaver(Protocol):
     """Saver of the tables."""
 
     async def run(self) -> None:
@@ -98,7 +98,7 @@ class StoreImport:
 
     # -- preview
 
-    def look(self) -> Report:
+    def look(self) -> ImportReport:
         """Return a preview of the import. Only the source is read, and nothing is written."""
         try:
             return self._look()
@@ -110,7 +110,7 @@ class StoreImport:
         assert self._log is not None, "looked at"
         return self._source.store_host(self._log)
 
-    def _look(self) -> Report:
+    def _look(self) -> ImportReport:
         source, config = self._source, self._config
         source.check()
         self._log = found = source.log()
@@ -128,11 +128,11 @@ class StoreImport:
                 raise refused(f"{source.root} is of another broker than {key}={name}")
         return self._report(dry_run=True)
 
-    def _report(self, *, dry_run: bool = False) -> Report:
+    def _report(self, *, dry_run: bool = False) -> ImportReport:
         found, tables = self._log, self._tables
         assert found is not None, "looked at"
         assert tables is not None, "looked at"
-        return Report(
+        return ImportReport(
             source=str(self._source.root),
             log_begin=found.begin,
             log_end=self._end,
@@ -219,7 +219,9 @@ class StoreImport:
         self._end = end
         log.warning("the broker was killed: %d bytes behind %d of its log are torn (%s)", found.behind - end, end, why)
 
-    async def take_tables(self, store: MessageStore, tables: Tables, last_poll: LastPollFile, save: Save) -> None:
+    async def take_tables(
+        self, store: MessageStore, tables: ImportedTables, last_poll: LastPollFile, save: TableSaver
+    ) -> None:
         """Install the tables, after the log, which contains everything that they refer to."""
         image, newest = self._tables, store.reader.newest_record()
         assert image is not None, "begun"
@@ -243,12 +245,12 @@ class StoreImport:
                 return base
         return found.begin
 
-    def finish(self, store: MessageStore) -> Report:
+    def finish(self, store: MessageStore) -> ImportReport:
         """Make the directory that of a slave whose master is gone."""
         config, disk = self._config, self._disk
         newest = store.reader.newest_record()
         assert newest is not None, "tables imported"
-        life = Life(
+        life = MasterLife(
             config.broker_cluster_name,
             config.broker_name,
             boot_ms=decode_record(newest).store_timestamp,

@@ -7,7 +7,7 @@ up to the record's end. Waiters:
     results of a pop        `pop_message` → `replicated`
     all other changes       `requests/replicated_answers`, around the handlers → `replicated`
 
-Queries to the set (`BrokerSet`):
+Queries to the set (`BrokerSetState`):
 
     leads, may_append       before each append (`LogWriter`). Refusals: SYSTEM_BUSY, or SYSTEM_ERROR with
                             `in-sync replicas not enough`
@@ -57,7 +57,7 @@ class AppendRefused(StoreNotWritable):
         self.code = code
 
 
-class BrokerSet(Protocol):
+class BrokerSetState(Protocol):
     """State of this member's broker set. The event loop queries it often, so no method may block."""
 
     @property
@@ -142,7 +142,7 @@ class GroupTransfer:
 
     waits = True
 
-    def __init__(self, broker_set: BrokerSet, clock: Clock, faults: Faults, *, slave_timeout: float) -> None:
+    def __init__(self, broker_set: BrokerSetState, clock: Clock, faults: Faults, *, slave_timeout: float) -> None:
         """`slave_timeout`, in seconds, limits the wait; after it the answer is FLUSH_SLAVE_TIMEOUT."""
         self._set, self._clock, self._faults = broker_set, clock, faults
         self._waiting = Waiting[_Waiter](slave_timeout)

@@ -63,7 +63,7 @@ class ImageNeeded(Exception):
     """Changes that the tables lack are no longer in the log: an image of the master's tables is needed."""
 
 
-class Followed(NamedTuple):
+class FollowedChange(NamedTuple):
     """A change and its place in the log."""
 
     offset: int  # in the queue of changes
@@ -93,7 +93,7 @@ class Modes(Table, Protocol):
         """Replace all rows."""
 
 
-class Users(Protocol):
+class UserTable(Protocol):
     """Users and policies."""
 
     def saved_position(self, end: int) -> int:
@@ -125,7 +125,7 @@ class Delays(Protocol):
         """Take the last positions in the log."""
 
 
-class Pops(Protocol):
+class PoppedMessages(Protocol):
     """Popped messages."""
 
     def forget(self, *, topic: str = "", group: str = "") -> bool:
@@ -149,9 +149,9 @@ class MetadataLog:
         groups: SubscriptionGroupManager,
         offsets: ConsumerOffsetManager,
         modes: Modes,
-        users: Users | None,
+        users: UserTable | None,
         delays: Delays,
-        pops: Pops,
+        pops: PoppedMessages,
         on_settled: Callable[[int], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
@@ -292,23 +292,23 @@ class MetadataLog:
 
     # -- log
 
-    def _read(self, first: int, end: int) -> Iterator[Followed]:
+    def _read(self, first: int, end: int) -> Iterator[FollowedChange]:
         return (followed for followed in self._scan(first, end) if followed is not None)
 
-    def _scan(self, first: int, end: int) -> Iterator[Followed | None]:
+    def _scan(self, first: int, end: int) -> Iterator[FollowedChange | None]:
         """Yield the changes in a range of offsets, and None for each foreign record."""
         first = max(first, self._queues.min_offset(METADATA_LOG, CHANGES))
         records, reached = self._journal.records, first
         for record in records.scan(METADATA_LOG, CHANGES, first, end):
             reached = record.queue_offset + 1
             if records.is_own(record):
-                yield Followed(record.queue_offset, record.physical_offset + record.size, _decoded(record))
+                yield FollowedChange(record.queue_offset, record.physical_offset + record.size, _decoded(record))
             else:
                 yield None
         if reached < end:
             raise UnreadableChange(f"{METADATA_LOG} can't be read at {reached}, below its end at {end}")
 
-    def _apply(self, followed: Followed, behind: Sequence[bool], *, users: bool, at_start: bool = False) -> None:
+    def _apply(self, followed: FollowedChange, behind: Sequence[bool], *, users: bool, at_start: bool = False) -> None:
         """Apply a change. Set the journal's position after it, or at it if that fails."""
         self._journal.reached(followed.offset + 1)
         try:
@@ -317,7 +317,7 @@ class MetadataLog:
             self._journal.reached(followed.offset)
             raise
 
-    def _apply_change(self, followed: Followed, behind: Sequence[bool], *, users: bool, at_start: bool) -> None:
+    def _apply_change(self, followed: FollowedChange, behind: Sequence[bool], *, users: bool, at_start: bool) -> None:
         change = followed.change
         if isinstance(change, UserChange):
             if users and self._users is not None:

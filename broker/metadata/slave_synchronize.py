@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from broker.ha.asked import Asked
+from broker.ha.asked import RequestClient
 from broker.metadata.images import (
     Image,
     MetadataImage,
@@ -55,14 +55,14 @@ class Master(msgspec.Struct, frozen=True):
     is_stock: bool = False  # Apache's
 
 
-class Api(Asked, Protocol):
+class SlaveSyncApi(RequestClient, Protocol):
     """Client of a master."""
 
     def close(self) -> None:
         """Close all connections."""
 
 
-class Followed(Protocol):
+class FollowedTables(Protocol):
     """The tables that follow the log."""
 
     def catch_up(self) -> int:
@@ -83,8 +83,8 @@ class SlaveSynchronize:
 
     def __init__(
         self,
-        tables: Followed,
-        master: Api,
+        tables: FollowedTables,
+        master: SlaveSyncApi,
         *,
         confirmed: Callable[[], int],
         on_unreadable: Callable[[str], None],

@@ -25,7 +25,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from broker.ha.asked import Asked
+from broker.ha.asked import RequestClient
 from broker.ha.stock_master import read_settings
 from broker.metadata.images import ModesImage, Positions
 from broker.tables.subscription_group_manager import GroupsImage, SubscriptionGroupConfig
@@ -118,7 +118,7 @@ class _HaStatus(msgspec.Struct, rename="camel"):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-async def ask_stock_master(api: Asked, address: str) -> StockImage:
+async def ask_stock_master(api: RequestClient, address: str) -> StockImage:
     """Return all tables of a master. Raise OSError, TimeoutError or NeveError; then no partial result counts."""
 
     async def ask(code: RequestCode, kind: type[Body]) -> Body:
@@ -167,7 +167,7 @@ def image_of(
     )
 
 
-async def _ask_timers(api: Asked, address: str) -> TimerCheckPoint | None:
+async def _ask_timers(api: RequestClient, address: str) -> TimerCheckPoint | None:
     try:
         body = bytes((await api.ask(address, RequestCode.GET_TIMER_CHECK_POINT, {})).body)
     except BrokerError as error:

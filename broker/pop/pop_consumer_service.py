@@ -14,7 +14,7 @@ from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.pop.extra_info import REVIVE_QUEUE, ExtraInfo
 from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import PopCheckPoint
-from broker.pop.pop_queue import PopQueue, Unreadable
+from broker.pop.pop_queue import PopQueue, UnreadableOffset
 from broker.reading.message_filter import MessageFilter
 from broker.reading.tiered_store import PendingRead, ReadRequest, TieredStore
 from broker.store.reading import GetResult
@@ -265,7 +265,7 @@ class PopConsumerService:
                 got = await self._get(request, topic, queue_id, start, room, waits=not result.buffers)
             except BrokerError as error:
                 until = self._clock.monotonic() + self.unreadable_seconds
-                queue.unreadable = Unreadable(start, until, error.remark or "")
+                queue.unreadable = UnreadableOffset(start, until, error.remark or "")
                 result.failure = queue.unreadable.why
                 return
             if queue.turn != turn or queue.start(in_order=in_order) != start:

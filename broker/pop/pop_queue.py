@@ -50,7 +50,7 @@ class Batch:
         return Batch(attempt, offsets, {o: self.counts.get(o, 0) + 1 for o in offsets if o in again})
 
 
-class Unreadable(NamedTuple):
+class UnreadableOffset(NamedTuple):
     """Offset that could not be read, and the monotonic time until which it is skipped."""
 
     offset: int
@@ -93,7 +93,7 @@ class PopQueue:
     # Incremented by each reset or release of a batch, to invalidate reads that started before.
     turn: int = 0
     lock: QueueLock = field(default_factory=QueueLock)
-    unreadable: Unreadable | None = None
+    unreadable: UnreadableOffset | None = None
     # `newest` is the latest pop time. `floor` is its value at the last reset: from `next_offset` on,
     # pop times are later.
     newest: int = 0

@@ -95,7 +95,7 @@ class Out(NamedTuple):
     back_at: tuple[Bound, ...]  # where it would be if it had been revived
 
 
-class Pops(NamedTuple):
+class PopsInFlight(NamedTuple):
     """Messages in flight by the log, and the next offset of each queue that was popped since the last poll."""
 
     out: list[Out]
@@ -104,7 +104,7 @@ class Pops(NamedTuple):
 
 def not_acknowledged(
     store: MessageStore, poll: LastPoll, revive_log: str, broker: str, timers: Sequence[Timer]
-) -> Pops:
+) -> PopsInFlight:
     """Return the messages in flight: those of all check points that no poll shows as finished."""
     check_points = dict[_Pop, tuple[_CheckPoint, int]]()
     acknowledged = dict[_Pop, set[int]]()
@@ -132,16 +132,16 @@ def not_acknowledged(
             known = out.get((key, one.offset))
             if known is None or _time(known.flight) < _time(one.flight):
                 out[key, one.offset] = one
-    return Pops(list(out.values()), handed_out)
+    return PopsInFlight(list(out.values()), handed_out)
 
 
-def perhaps_back(pops: Pops, horizon: int) -> list[Bound]:
+def perhaps_back(pops: PopsInFlight, horizon: int) -> list[Bound]:
     """Return where the messages would be that became visible again by `horizon` (ms)."""
     return [place for one in pops.out if one.flight.visible_at <= horizon for place in one.back_at]
 
 
 def sort_out(
-    pops: Pops, positions: Mapping[Key, int], delivered: Delivered, horizon: int
+    pops: PopsInFlight, positions: Mapping[Key, int], delivered: Delivered, horizon: int
 ) -> list[tuple[Key, int, list[tuple[int, Flight]]]]:
     """Return the next offset of each queue, and its messages in flight.
 

@@ -26,9 +26,9 @@ from typing import Protocol
 
 import msgspec
 
-from broker.ha.asked import Asked
+from broker.ha.asked import RequestClient
 from broker.ha.plain_slave import FollowedFile
-from broker.ha.stock_master import Life
+from broker.ha.stock_master import MasterLife
 from broker.metadata.last_poll import LastPoll, LastPollFile
 from broker.pop.pop_book import PopBook
 from broker.promotion import delays, halves, pops, timers
@@ -57,7 +57,7 @@ _NAME = "promotion.json"
 _AHEAD_MS = 3000
 
 
-class Api(Asked, Protocol):
+class PromotionApi(RequestClient, Protocol):
     """Client that queries servers, and checks whether they are reachable."""
 
     async def reaches(self, address: str) -> bool:
@@ -103,7 +103,7 @@ class Promotion:
         self._followed, self._last_poll, self._store = FollowedFile(disk, root), last_poll, store
         self._schedule, self._timers, self._transactions = schedule, timer_messages, transactions
         self._book, self._offsets, self._topics, self._revive_log = book, offsets, topics, revive_log
-        self._life: Life | None = None
+        self._life: MasterLife | None = None
 
     @property
     def is_due(self) -> bool:
@@ -112,7 +112,7 @@ class Promotion:
 
     # -- ask
 
-    async def check(self, api: Api, own: tuple[str, str, str], name_servers: Sequence[str]) -> None:
+    async def check(self, api: PromotionApi, own: tuple[str, str, str], name_servers: Sequence[str]) -> None:
         """Raise StartupError if the promotion must be refused. `own`: cluster, name and address of this broker."""
         cluster, broker, address = own
         self._life = life = self._followed.load()
@@ -175,7 +175,7 @@ class Promotion:
         # messages that may have been delivered since the last poll
         delayed = delays.perhaps_delivered(store, self._schedule, poll, horizon)
         waiting = timers.not_delivered(store, poll)
-        if isinstance(waiting, timers.Unreadable):
+        if isinstance(waiting, timers.UnreadableTimers):
             raise refused(f"its master does not report which of {waiting.count} timers in its log are delivered")
         popped = pops.not_acknowledged(store, poll, self._revive_log, self._broker, waiting)
         prepared = halves.prepared(store, poll)
@@ -252,7 +252,7 @@ def new_topics(store: MessageStore, asked_at: int, known: Collection[str]) -> li
     return found
 
 
-async def refuse_present(api: Api, master: str, own: tuple[str, str], name_servers: Sequence[str]) -> None:
+async def refuse_present(api: PromotionApi, master: str, own: tuple[str, str], name_servers: Sequence[str]) -> None:
     """Raise StartupError if the former master is present, or if no name server confirms that it is gone.
 
     `own`: name and address of this broker. The api is closed.
@@ -267,7 +267,7 @@ async def refuse_present(api: Api, master: str, own: tuple[str, str], name_serve
         api.close()
 
 
-async def _ask_name_servers(api: Api, broker: str, own: str, name_servers: Sequence[str]) -> None:
+async def _ask_name_servers(api: PromotionApi, broker: str, own: str, name_servers: Sequence[str]) -> None:
     """Raise StartupError unless at least one name server answers, and none knows another master."""
     reasons = list[str]()
     for server in name_servers:

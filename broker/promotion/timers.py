@@ -44,19 +44,19 @@ class Timer(NamedTuple):
         return self.bound.topic.startswith(REVIVE_LOG_PREFIX)
 
 
-class Unreadable(msgspec.Struct, frozen=True):
+class UnreadableTimers(msgspec.Struct, frozen=True):
     """Timers without a checkpoint: it is unknown which of them are delivered."""
 
     count: int
 
 
-def not_delivered(store: MessageStore, poll: LastPoll) -> list[Timer] | Unreadable:
+def not_delivered(store: MessageStore, poll: LastPoll) -> list[Timer] | UnreadableTimers:
     """Return the timers that are not delivered according to the checkpoint, in the order of their queue."""
     run = store.reader.entries(WHEEL_TIMER_TOPIC, store.min_physical_offset, store.max_physical_offset).get(0)
     if run is None:
         return []
     if poll.timers is None:
-        return Unreadable(len(run.tags))
+        return UnreadableTimers(len(run.tags))
     found = list[Timer]()
     columns = zip(run.physical.tolist(), run.tags.tolist(), strict=True)
     for offset, (position, due) in enumerate(columns, run.first_offset):

@@ -7,7 +7,7 @@ from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientManager
 from broker.requests.route import IN_SYNC, BrokerRoute, Waits
 from broker.requests.wide_answer import WideMap
-from broker.stats.queue_stats import QueueStats
+from broker.stats.queue_stats import QueueFigures
 from broker.stats.topic_tiers import TopicTiers
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -35,7 +35,7 @@ class AdminStatsProcessor:
         offsets: ConsumerOffsetManager,
         clients: ClientManager,
         stats: BrokerStats,
-        queue_stats: QueueStats,
+        queue_stats: QueueFigures,
         tiers: TopicTiers,
     ) -> None:
         self._broker_name, self._address = broker_name, address

@@ -4,7 +4,7 @@ from broker.reading.tiered_store import TieredStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 
 
-class QueueStats:
+class QueueFigures:
     """Describes queues from memory, without reading the archive.
 
     The time of an archived message is the newest store time of its row group, so it is never earlier than the true

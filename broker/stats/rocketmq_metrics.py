@@ -105,7 +105,7 @@ class Gauges(NamedTuple):
     used_bytes: Callable[[], int]
 
 
-class Latencies(NamedTuple):
+class RequestLatencies(NamedTuple):
     """Latencies of sends and of pulls."""
 
     sends: Histogram
@@ -126,7 +126,7 @@ class RocketmqMetrics:
         groups: SubscriptionGroupManager,
         clients: ClientManager,
         lags: GroupLags,
-        latencies: Latencies,
+        latencies: RequestLatencies,
         transactions: Transactions,
         gauges: Gauges,
     ) -> None:

@@ -37,7 +37,7 @@ _QUEUE = Struct(">iqB")
 Queue = tuple[str, int, int]  # topic, queue id, queue offset of its first record in the append
 
 
-class Damaged(Exception):
+class DamagedAppend(Exception):
     """The bytes, or their description, are not those of the master."""
 
 
@@ -95,7 +95,7 @@ def parse_description(description: bytes | memoryview, records: bytes | memoryvi
     try:
         crc, store_time, count, keys, queues = _HEAD.unpack_from(raw)
         if crc32(raw[_CRC_SIZE:], crc32(records)) != crc:
-            raise Damaged("the CRC of the records differs from the description")
+            raise DamagedAppend("the CRC of the records differs from the description")
         entries_end = _HEAD.size + count * CRC_ENTRY_SIZE
         entries = raw[_HEAD.size : entries_end]
         fields = _entries(count).unpack(entries)
@@ -110,15 +110,15 @@ def parse_description(description: bytes | memoryview, records: bytes | memoryvi
             at += _QUEUE.size + length
             found.append((raw[at - length : at], queue_id, first))
     except error as fault:
-        raise Damaged(f"a truncated description: {fault}") from fault
+        raise DamagedAppend(f"a truncated description: {fault}") from fault
     if at != len(raw) or not whose or max(whose) >= queues:
-        raise Damaged(f"a description of {count} records in {queues} queues, {len(raw)} bytes")
+        raise DamagedAppend(f"a description of {count} records in {queues} queues, {len(raw)} bytes")
     return ParsedDescription(
         store_time, entries, fields[0::3], fields[2::3], whose, numbers[:keys], numbers[keys:], found
     )
 
 
-class Append(msgspec.Struct, frozen=True, gc=False):
+class DescribedAppend(msgspec.Struct, frozen=True, gc=False):
     """One described append. `records` are its bytes if they are still kept; otherwise they are read from the log."""
 
     end: int
@@ -134,7 +134,7 @@ class Described:
 
     def __init__(self) -> None:
         self.is_wanted = False
-        self._by_start: dict[int, Append] = {}  # oldest first
+        self._by_start: dict[int, DescribedAppend] = {}  # oldest first
         self._at_hand: deque[int] = deque()  # the starts of those whose bytes are kept
         self._described_bytes = self._bytes_at_hand = 0
 
@@ -153,18 +153,18 @@ class Described:
     def add(self, start: int, description: bytes, records: bytes) -> None:
         """Keep the description of an append that starts at a physical offset."""
         kept, at_hand = self._by_start, self._at_hand
-        kept[start] = Append(start + len(records), description, records)
+        kept[start] = DescribedAppend(start + len(records), description, records)
         at_hand.append(start)
         self._described_bytes += len(description)
         self._bytes_at_hand += len(records)
         while self._bytes_at_hand > _BYTES_MAX:
             oldest = at_hand.popleft()
             one = kept[oldest]
-            kept[oldest] = Append(one.end, one.description, b"")
+            kept[oldest] = DescribedAppend(one.end, one.description, b"")
             self._bytes_at_hand -= len(one.records)
         while self._described_bytes > _KEPT_MAX:
             self._described_bytes -= len(kept.pop(next(iter(kept))).description)
 
-    def at(self, start: int) -> Append | None:
+    def at(self, start: int) -> DescribedAppend | None:
         """Return the append that starts at the offset, if it is still kept."""
         return self._by_start.get(start)

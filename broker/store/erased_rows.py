@@ -19,7 +19,7 @@ _PLACES_AT_ONCE = 16
 _NO_END = 1 << 63
 
 
-class Call(Protocol):
+class LoopCall(Protocol):
     """Runs a function on the event loop and returns its result."""
 
     def __call__(self, work: Callable[[], T], /) -> T: ...
@@ -56,7 +56,7 @@ class HiddenRows(NamedTuple):
     failed: dict[Place, str]  # the reason why the rows of a queue are not hidden
 
 
-def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: Call) -> HiddenRows:
+def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: LoopCall) -> HiddenRows:
     """Hide rows, given as (topic, queue, first offset, last offset). Durable once the queue state is saved.
 
     A queue whose files cannot be read is returned as failed: its rows stay visible. The rows of all other queues are

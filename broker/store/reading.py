@@ -54,7 +54,7 @@ class GetResult(msgspec.Struct, frozen=True):
     is_archived: bool = False  # read from the archive: the reader should continue at a slave
 
 
-class EntryRun(msgspec.Struct, frozen=True):
+class EntryArrays(msgspec.Struct, frozen=True):
     """Contiguous entries of one queue, as arrays of native integers."""
 
     first_offset: int
@@ -312,7 +312,7 @@ def log_bytes(log: CommitLog, start: int, end: int, limit: int, *, padding: bool
     return start, memoryview(file.map)[start - file.base : stop - file.base]
 
 
-def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
+def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryArrays | None:
     """Return the visible entries of [first, end) as copies, up to a hole."""
     for start, view in queue.looked_at(first, end):
         parts = [np.frombuffer(view, _ENTRY_TYPE)]
@@ -323,7 +323,7 @@ def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
             parts.append(np.frombuffer(more, _ENTRY_TYPE))
             following += len(parts[-1])
         entries = np.concatenate(parts)
-        return EntryRun(
+        return EntryArrays(
             start,
             entries["physical"].astype(np.int64),
             entries["size"].astype(np.int32),
@@ -336,7 +336,7 @@ class EntrySlice(msgspec.Struct, frozen=True):
     """Entries of a queue. They continue the slice before, unless `anew` is set: then they begin a new run."""
 
     queue_id: int
-    run: EntryRun
+    run: EntryArrays
     anew: bool
 
 
@@ -358,9 +358,9 @@ def entry_slices(queue: ConsumeQueue, first: int, end: int, most: int) -> Iterat
         at = start + len(run.sizes)
 
 
-def joined(slices: Iterable[EntrySlice]) -> dict[int, EntryRun]:
+def joined(slices: Iterable[EntrySlice]) -> dict[int, EntryArrays]:
     """Return one run for each queue."""
-    parts: dict[int, list[EntryRun]] = {}
+    parts: dict[int, list[EntryArrays]] = {}
     for piece in slices:
         if piece.anew:
             parts[piece.queue_id] = []
@@ -368,10 +368,10 @@ def joined(slices: Iterable[EntrySlice]) -> dict[int, EntryRun]:
     return {queue_id: _joined(runs) for queue_id, runs in parts.items()}
 
 
-def _joined(runs: list[EntryRun]) -> EntryRun:
+def _joined(runs: list[EntryArrays]) -> EntryArrays:
     if len(runs) == 1:
         return runs[0]
-    return EntryRun(
+    return EntryArrays(
         runs[0].first_offset,
         np.concatenate([run.physical for run in runs]),
         np.concatenate([run.sizes for run in runs]),

@@ -305,7 +305,7 @@ class ReplicaAppender:
         end, file = self._end, self._end.file
         try:
             parse_description = described.parse_description(description, data)
-        except described.Damaged as fault:
+        except described.DamagedAppend as fault:
             raise self._wrong(str(fault)) from fault
         if file is None or file.writer is None or at != end.appended:
             return False

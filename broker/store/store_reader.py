@@ -23,7 +23,7 @@ from broker.store.config import StoreConfig
 from broker.store.key_index import KeyIndex
 from broker.store.log_end import LogEnd
 from broker.store.queue_table import QueueTable
-from broker.store.reading import EntryRun, GetResult
+from broker.store.reading import EntryArrays, GetResult
 from broker.store.topic_tails import TopicTails
 from broker.store.truncation import TruncationState
 from broker.store.visibility import Visibility
@@ -263,7 +263,7 @@ class StoreReader:
             (str(file.path), file.base, file.size) for file in self._log.files if file.base < end and file.end > start
         ]
 
-    def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryRun]:
+    def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryArrays]:
         """Return for each queue the entries of records in [start_phys, end_phys), as copies."""
         slices = self.entry_slices(topic, start_phys, end_phys, _ALL)
         return reading.joined(piece for piece in slices if piece is not None)

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 
-class Saved(Protocol):
+class SavedTable(Protocol):
     """A table with a file."""
 
     @property
@@ -21,7 +21,7 @@ class Saved(Protocol):
 class Persistence:
     """Saves all changed tables; one that fails does not prevent the others."""
 
-    def __init__(self, tables: Sequence[Saved]) -> None:
+    def __init__(self, tables: Sequence[SavedTable]) -> None:
         self._tables = tuple(tables)
 
     async def run(self) -> None:

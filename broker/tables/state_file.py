@@ -241,7 +241,7 @@ def encode_table(parts: Mapping[str, Any]) -> bytes:
     return b"".join((*pieces, b"\n}\n"))
 
 
-class DataVersion:
+class TableVersion:
     """Version of a table (RocketMQ's DataVersion); name servers compare it to detect changes."""
 
     def __init__(self, now_ms: int) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from broker.tables.changes import Change, GroupDeleted, GroupForbidden, GroupPut, row_of
 from broker.tables.journal import NO_JOURNAL, Journal
-from broker.tables.state_file import DataVersion, StateFile, SyncLog
+from broker.tables.state_file import StateFile, SyncLog, TableVersion
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.loop.parts import Parts, run_here
@@ -83,7 +83,7 @@ class SubscriptionGroupManager:
         self.groups: dict[str, SubscriptionGroupConfig] = {}
         # Group → topics that it may not read (request 353).
         self._forbidden: dict[str, set[str]] = {}
-        self.data_version = DataVersion(clock.now_ms())
+        self.data_version = TableVersion(clock.now_ms())
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from broker.tables.changes import Change, TopicDeleted, TopicPut, row_of
 from broker.tables.journal import NO_JOURNAL, Journal
-from broker.tables.state_file import DataVersion, StateFile, SyncLog
+from broker.tables.state_file import StateFile, SyncLog, TableVersion
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.loop.parts import Parts, run_here
@@ -73,7 +73,7 @@ class TopicConfigManager:
         self._clock, self._limit, self._journal, self._waits_for_set = clock, limit, journal, sync_log is not None
         self._sync_changes = sync_changes
         self.topics: dict[str, TopicConfig] = {}
-        self.data_version = DataVersion(clock.now_ms())
+        self.data_version = TableVersion(clock.now_ms())
         self.system: set[str] = set()
         # Topics created since the file was written and not known to be saved: topic → its change number.
         self.unsaved: dict[str, int] = {}
@@ -268,7 +268,7 @@ class TopicConfigManager:
         """Return the table for encoding in a thread, because that is slow with thousands of topics."""
         return {
             "dataVersion": self.data_version.to_wire(),
-            "mappingDataVersion": DataVersion(0).to_wire(),
+            "mappingDataVersion": TableVersion(0).to_wire(),
             "topicConfigTable": dict(self.topics),
             "topicQueueMappingDetailMap": {},
             "topicQueueMappingInfoMap": {},

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from broker.archiving.deletion import PendingDeletions
 from broker.archiving.local_side import LocalSide
 from broker.archiving.pins import Pins, SetPins, WaitingMessages
-from broker.archiving.restore import Tables
+from broker.archiving.restore import RestoredTables
 from broker.clients.master_api import MasterApi
 from broker.ha.plain_slave import PlainSlave
 from broker.ha.settings import is_slave
 from broker.membership import MasterPins, NoPins, plain_slave
 from broker.metadata.slave_synchronize import SlaveSynchronize
-from broker.wiring.messages import Messages
+from broker.wiring.messages import MessageParts
 from broker.wiring.opened_archive import OpenedArchive
 from broker.wiring.runtime import Runtime
 from broker.wiring.storage import Storage
@@ -44,7 +44,7 @@ class ArchiveParts:
 
 
 def make_archive(
-    runtime: Runtime, storage: Storage, tables: BrokerTables, messages: Messages, pins: Pins | None = None
+    runtime: Runtime, storage: Storage, tables: BrokerTables, messages: MessageParts, pins: Pins | None = None
 ) -> ArchiveParts:
     """Create the parts. `pins` replaces the pins of waiting messages, which keep segments of the log."""
     config, store, membership = runtime.config, storage.store, storage.membership
@@ -76,7 +76,7 @@ def make_archive(
         config,
         store,
         storage.flusher,
-        Tables(tables.topics, tables.groups, tables.offsets),
+        RestoredTables(tables.topics, tables.groups, tables.offsets),
         pins,
         runtime.clock,
         runtime.disk,
@@ -96,7 +96,7 @@ def make_archive(
 
 
 def _make_synchronize(
-    runtime: Runtime, storage: Storage, messages: Messages, set_pins: SetPins | None
+    runtime: Runtime, storage: Storage, messages: MessageParts, set_pins: SetPins | None
 ) -> SlaveSynchronize | None:
     if storage.membership is None and not is_slave(runtime.config):
         return None

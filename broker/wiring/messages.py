@@ -23,7 +23,7 @@ from broker.wiring.tables import BrokerTables
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages:
+class MessageParts:
     """State of messages outside of their topics, and the parts that follow, save and promote all state."""
 
     schedule: ScheduleMessage
@@ -43,7 +43,7 @@ class Messages:
         return {"timersWaiting": len(self.timers), "transactionsWaiting": len(self.transactions)}
 
 
-def make_messages(runtime: Runtime, storage: Storage, tables: BrokerTables) -> Messages:
+def make_messages(runtime: Runtime, storage: Storage, tables: BrokerTables) -> MessageParts:
     """Create the parts. The start loads them."""
     config, clock, disk, threads = runtime.config, runtime.clock, runtime.disk, runtime.threads
     store, writer, journal = storage.store, storage.writer, storage.journal
@@ -102,7 +102,7 @@ def make_messages(runtime: Runtime, storage: Storage, tables: BrokerTables) -> M
         revive_log=revives,
     )
     files = (topics.file, groups.file, schedule.file, offsets.file, modes.file, pops, last_poll)
-    return Messages(
+    return MessageParts(
         schedule=schedule,
         timers=timers,
         transactions=transactions,

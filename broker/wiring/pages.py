@@ -9,14 +9,14 @@ from broker.ha.ha_client import HaClient
 from broker.stats import broker_metrics
 from broker.stats.admin_pages import AdminPages, register_pages
 from broker.stats.group_lags import GroupLags
-from broker.stats.rocketmq_metrics import Gauges, Latencies, RocketmqMetrics
-from broker.wiring.parts import Parts
+from broker.stats.rocketmq_metrics import Gauges, RequestLatencies, RocketmqMetrics
+from broker.wiring.parts import BrokerParts
 from broker.wiring.server import Ports
 from infra.loop.pace import SCRAPE_SHARE, Pace
 from infra.observe.metrics_page import MetricsPage
 
 
-def register_admin(parts: Parts, ports: Ports) -> None:
+def register_admin(parts: BrokerParts, ports: Ports) -> None:
     """Register the pages of the admin port, and the metrics that they show."""
     runtime, storage, tables, messages = parts.runtime, parts.storage, parts.tables, parts.messages
     service, replicas, metrics = parts.service, parts.replicas.manager, ports.metrics
@@ -53,14 +53,14 @@ def register_admin(parts: Parts, ports: Ports) -> None:
     broker_metrics.register_archive(metrics, archive, ports.conditions)
 
 
-def _following(parts: Parts) -> HaClient | None:
+def _following(parts: BrokerParts) -> HaClient | None:
     """Return the connection to the master, of a slave."""
     if parts.archive.plain_slave is not None:
         return parts.archive.plain_slave.client
     return None if parts.replicas.manager is None else parts.replicas.manager.role.client
 
 
-def register_export(parts: Parts, ports: Ports) -> None:
+def register_export(parts: BrokerParts, ports: Ports) -> None:
     """Register the page of RocketMQ's metrics."""
     runtime, tables, messages, service = parts.runtime, parts.tables, parts.messages, parts.service
     exported = RocketmqMetrics(
@@ -80,7 +80,7 @@ def register_export(parts: Parts, ports: Ports) -> None:
             retry_names=tables.retry_names,
             topic_metrics=ports.topic_metrics,
         ),
-        latencies=Latencies(parts.storage.answers.latency, service.pull_latency),
+        latencies=RequestLatencies(parts.storage.answers.latency, service.pull_latency),
         transactions=ports.ended,
         gauges=Gauges(
             timers=lambda: len(messages.timers),

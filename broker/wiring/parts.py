@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from broker.archiving.pins import Pins
 from broker.config import BrokerConfig
-from broker.intake.replication import BrokerSet
+from broker.intake.replication import BrokerSetState
 from broker.loading import Loaded
 from broker.machine import Machine
 from broker.store.config import StoreConfig
 from broker.wiring.archive import ArchiveParts, make_archive
-from broker.wiring.messages import Messages, make_messages
+from broker.wiring.messages import MessageParts, make_messages
 from broker.wiring.replication import Replicas, make_replicas
 from broker.wiring.runtime import Runtime, make_runtime
 from broker.wiring.service import Service, make_service
@@ -21,13 +21,13 @@ from broker.wiring.tables import BrokerTables, make_tables
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class BrokerParts:
     """Finished parts of a broker, by phase. Only the composition uses this; no part does."""
 
     runtime: Runtime
     storage: Storage
     tables: BrokerTables
-    messages: Messages
+    messages: MessageParts
     archive: ArchiveParts
     service: Service
     replicas: Replicas
@@ -45,8 +45,8 @@ def make_parts(
     *,
     store_config: Callable[..., StoreConfig] = StoreConfig,
     pins: Pins | None = None,
-    broker_set: BrokerSet | None = None,
-) -> Parts:
+    broker_set: BrokerSetState | None = None,
+) -> BrokerParts:
     """Create all parts, phase by phase. The arguments are those of `BrokerController`."""
     runtime = make_runtime(config, machine)
     storage = make_storage(runtime, store_config, broker_set)
@@ -54,7 +54,7 @@ def make_parts(
     messages = make_messages(runtime, storage, tables)
     archive = make_archive(runtime, storage, tables, messages, pins)
     service = make_service(runtime, storage, tables, messages, archive)
-    return Parts(
+    return BrokerParts(
         runtime=runtime,
         storage=storage,
         tables=tables,

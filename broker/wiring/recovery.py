@@ -12,7 +12,7 @@ from broker.importing.store_import import refuse_unfinished_import
 from broker.loading import add_system_tables, check_directory, load_all, recover_log, refuse_members
 from broker.promotion.promotion import refused
 from broker.waiting.delivery import remove_unfinished
-from broker.wiring.parts import Parts
+from broker.wiring.parts import BrokerParts
 from infra.process.startup import StartupError
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _PRIVATE = ("commitlog", "config", "diverged", "ha", "quarantine")
 class BrokerRecovery:
     """Steps that recover the state at a start. Each raises StartupError, and leaves nothing of its own behind."""
 
-    def __init__(self, parts: Parts, restore: Restore | None) -> None:
+    def __init__(self, parts: BrokerParts, restore: Restore | None) -> None:
         """`restore` creates the directory from the archive; None: the broker starts from its directory."""
         self._parts, self._restore = parts, restore
         self._config, self._disk, self._run = parts.runtime.config, parts.runtime.disk, parts.runtime.threads.run

@@ -8,7 +8,7 @@ from broker.change_of_role import ChangeOfRole
 from broker.clients.registration import Registration
 from broker.ha.replicas_manager import ReplicasManager
 from broker.wiring.archive import ArchiveParts
-from broker.wiring.messages import Messages
+from broker.wiring.messages import MessageParts
 from broker.wiring.runtime import Runtime
 from broker.wiring.service import Service
 from broker.wiring.storage import Storage
@@ -35,7 +35,7 @@ def make_replicas(
     storage: Storage,
     tables: BrokerTables,
     *,
-    messages: Messages,
+    messages: MessageParts,
     archive: ArchiveParts,
     service: Service,
 ) -> Replicas:
@@ -68,7 +68,7 @@ def _make_change_of_role(
     storage: Storage,
     tables: BrokerTables,
     *,
-    messages: Messages,
+    messages: MessageParts,
     archive: ArchiveParts,
     service: Service,
 ) -> ChangeOfRole | None:

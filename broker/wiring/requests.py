@@ -36,13 +36,13 @@ from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
 from broker.requests.slave_polls import SlavePollsProcessor
 from broker.stats.conditions import Conditions
-from broker.stats.queue_stats import QueueStats
+from broker.stats.queue_stats import QueueFigures
 from broker.stats.topic_tiers import TopicTiers
-from broker.wiring.parts import Parts
+from broker.wiring.parts import BrokerParts
 
 
 def make_processors(
-    parts: Parts,
+    parts: BrokerParts,
     transactions: EndTransactionProcessor,
     *,
     conditions: Conditions,
@@ -180,7 +180,7 @@ def make_processors(
             offsets=tables.offsets,
             clients=service.clients,
             stats=service.stats,
-            queue_stats=QueueStats(service.tiered, tables.offsets),
+            queue_stats=QueueFigures(service.tiered, tables.offsets),
             tiers=TopicTiers(archive.opened.catalog),
         ),
         AdminConnectionsProcessor(service.clients, tables.offsets, runtime.address),

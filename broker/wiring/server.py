@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from access.wiring import make_server
 from broker import kept_config
 from broker.archiving.deletion import TopicDeletion
-from broker.archiving.restore import Tables
+from broker.archiving.restore import RestoredTables
 from broker.intake.express_lane import ExpressSend
 from broker.kept_config import KeptConfig
 from broker.requests.end_transaction import EndTransactionProcessor
@@ -18,7 +18,7 @@ from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.rocketmq_metrics import Transactions
 from broker.stats.topic_metrics import TopicMetrics
-from broker.wiring.parts import Parts
+from broker.wiring.parts import BrokerParts
 from broker.wiring.requests import make_processors
 from infra.net.admin_http import AdminHttp
 from infra.net.admin_token import AdminToken
@@ -61,7 +61,7 @@ class Ports:
         await self.close_pages()
 
 
-def make_ports(parts: Parts) -> Ports:
+def make_ports(parts: BrokerParts) -> Ports:
     """Create the handlers and the ports. The start opens the ports."""
     runtime, storage, archive, service = parts.runtime, parts.storage, parts.archive, parts.service
     config, store, transactions = runtime.config, storage.store, parts.messages.transactions
@@ -111,7 +111,7 @@ def make_ports(parts: Parts) -> Ports:
     )
 
 
-def _make_topic_metrics(parts: Parts) -> TopicMetrics:
+def _make_topic_metrics(parts: BrokerParts) -> TopicMetrics:
     config, tables, service = parts.runtime.config, parts.tables, parts.service
     return TopicMetrics(
         service.stats,
@@ -126,14 +126,14 @@ def _make_topic_metrics(parts: Parts) -> TopicMetrics:
     )
 
 
-def _make_topic_deletion(parts: Parts) -> TopicDeletion:
+def _make_topic_deletion(parts: BrokerParts) -> TopicDeletion:
     runtime, storage, tables, archive = parts.runtime, parts.storage, parts.tables, parts.archive
     return TopicDeletion(
         store=storage.store,
         journal=storage.journal,
         sync_log=storage.flusher.flush_now,
         tombstones=archive.opened.tombstones,
-        tables=Tables(tables.topics, tables.groups, tables.offsets),
+        tables=RestoredTables(tables.topics, tables.groups, tables.offsets),
         retry_names=tables.retry_names,
         pops=parts.messages.pops,
         arriving=parts.service.arriving,
@@ -143,7 +143,7 @@ def _make_topic_deletion(parts: Parts) -> TopicDeletion:
     )
 
 
-def _make_express(parts: Parts) -> ExpressSend:
+def _make_express(parts: BrokerParts) -> ExpressSend:
     return ExpressSend(
         parts.service.intake,
         parts.storage.writer,
@@ -157,7 +157,7 @@ def _make_express(parts: Parts) -> ExpressSend:
     )
 
 
-def _make_end_transaction(parts: Parts) -> EndTransactionProcessor:
+def _make_end_transaction(parts: BrokerParts) -> EndTransactionProcessor:
     return EndTransactionProcessor(
         parts.service.intake,
         parts.messages.transactions,

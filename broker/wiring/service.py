@@ -25,7 +25,7 @@ from broker.reading.tiered_store import TieredStore
 from broker.stats.totals import Totals
 from broker.waiting.check_back import CheckBack, ProducerQuestions
 from broker.wiring.archive import ArchiveParts
-from broker.wiring.messages import Messages
+from broker.wiring.messages import MessageParts
 from broker.wiring.runtime import Runtime
 from broker.wiring.storage import Storage
 from broker.wiring.tables import BrokerTables
@@ -59,7 +59,7 @@ class Service:
 
 
 def make_service(
-    runtime: Runtime, storage: Storage, tables: BrokerTables, messages: Messages, archive: ArchiveParts
+    runtime: Runtime, storage: Storage, tables: BrokerTables, messages: MessageParts, archive: ArchiveParts
 ) -> Service:
     """Create the parts."""
     config, clock, faults = runtime.config, runtime.clock, runtime.faults
@@ -126,7 +126,7 @@ def _make_revive(
     storage: Storage,
     tables: BrokerTables,
     *,
-    messages: Messages,
+    messages: MessageParts,
     tiered: TieredStore,
     register_soon: Callable[[], None],
 ) -> PopRevive:
@@ -156,7 +156,7 @@ def _make_intake(
     storage: Storage,
     tables: BrokerTables,
     *,
-    messages: Messages,
+    messages: MessageParts,
     stats: BrokerStats,
     register_soon: Callable[[], None],
 ) -> Intake:

@@ -10,8 +10,8 @@ from broker.intake.acknowledgement import Acknowledgement
 from broker.intake.flusher import Flusher
 from broker.intake.log_sync import LogSync
 from broker.intake.log_writer import LogWriter
-from broker.intake.replication import STANDS_ALONE, BrokerSet, GroupTransfer, Replication
-from broker.membership import Membership
+from broker.intake.replication import STANDS_ALONE, BrokerSetState, GroupTransfer, Replication
+from broker.membership import SetMembership
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
@@ -25,7 +25,7 @@ class Storage:
 
     store: MessageStore
     #: Membership in a set; None: a single broker.
-    membership: Membership | None
+    membership: SetMembership | None
     #: Queue of answers that wait for the set; None: a single broker.
     group_transfer: GroupTransfer | None
     replication: Replication
@@ -41,7 +41,7 @@ class Storage:
 
 
 def make_storage(
-    runtime: Runtime, store_config: Callable[..., StoreConfig], broker_set: BrokerSet | None = None
+    runtime: Runtime, store_config: Callable[..., StoreConfig], broker_set: BrokerSetState | None = None
 ) -> Storage:
     """Create the log and the parts around it.
 
@@ -98,11 +98,11 @@ def _make_store(runtime: Runtime, store_config: Callable[..., StoreConfig]) -> M
     )
 
 
-def _make_membership(runtime: Runtime, store: MessageStore) -> Membership | None:
+def _make_membership(runtime: Runtime, store: MessageStore) -> SetMembership | None:
     settings = settings_of(runtime.config)
     if settings is None:
         return None
-    return Membership(
+    return SetMembership(
         settings,
         runtime.config,
         runtime.address,

@@ -12,7 +12,7 @@ from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
-from broker.wiring.parts import Parts
+from broker.wiring.parts import BrokerParts
 from broker.wiring.server import Ports
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _SLAVE_DEADLINES = 0.25
 _LOOK_AT_MASTER = 2.0
 
 
-def start_tasks(parts: Parts, ports: Ports) -> None:
+def start_tasks(parts: BrokerParts, ports: Ports) -> None:
     """Start all tasks. The supervisor of the parts ends them."""
     runtime, storage, messages, service = parts.runtime, parts.storage, parts.messages, parts.service
     config, supervisor, every, flusher = runtime.config, runtime.supervisor, runtime.supervisor.every, storage.flusher

@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Run(Protocol):
+class RunInThread(Protocol):
     """Runs work on a thread for a coroutine."""
 
     async def __call__(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T: ...
@@ -45,7 +45,7 @@ class Threads(Protocol):
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         """Run `work` on a thread of a shared pool; return or raise its outcome."""
 
-    def in_line(self, name: str) -> Run:
+    def in_line(self, name: str) -> RunInThread:
         """Return a runner with its own thread, for work that may hang: it blocks no thread of the shared pool."""
 
 
@@ -68,7 +68,7 @@ class SystemThreads:
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return await asyncio.to_thread(work, *arguments, **keywords)
 
-    def in_line(self, name: str) -> Run:
+    def in_line(self, name: str) -> RunInThread:
         return _Line(name)
 
 

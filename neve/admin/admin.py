@@ -10,7 +10,7 @@ from typing import Any
 from neve.admin.brokers import Brokers
 from neve.admin.errors import Unreachable
 from neve.admin.groups import Groups
-from neve.admin.requests import Requests, new_pool, split_addresses
+from neve.admin.requests import ServerRequests, new_pool, split_addresses
 from neve.admin.topics import Topics
 from neve.admin.users import Users
 from neve.client import AsyncClient, ClientOptions
@@ -20,7 +20,7 @@ from neve.client import connect as connect_client
 class ClusterAdmin:
     """The administration of one cluster. The list of brokers is the one at the time of construction."""
 
-    def __init__(self, client: AsyncClient, requests: Requests) -> None:
+    def __init__(self, client: AsyncClient, requests: ServerRequests) -> None:
         self._requests = requests
         self.client = client
         self.brokers = Brokers(requests)
@@ -63,7 +63,7 @@ async def connect(
             raise no_broker()
         pool = new_pool(chosen.credentials, chosen.tls)
         try:
-            yield ClusterAdmin(client, Requests(pool, split_addresses(namesrv), brokers))
+            yield ClusterAdmin(client, ServerRequests(pool, split_addresses(namesrv), brokers))
         finally:
             await pool.close()
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from neve.admin.requests import Requests, config_of
+from neve.admin.requests import ServerRequests, config_of
 from neve.client.model import BrokerInfo
 from neve.client.net.answers import parse_body, require_success
 from neve.client.net.route import parse_brokers
@@ -35,7 +35,7 @@ class BrokerConfiguration(NamedTuple):
 class Brokers:
     """The brokers that the name servers know, and these name servers."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: ServerRequests) -> None:
         self._requests = requests
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from neve.admin.errors import Conflict, NotFound
 from neve.admin.lag import QueueProgress, progress_of
-from neve.admin.requests import CONCURRENT, FAR_FUTURE_MS, REQUEST_S, Requests
+from neve.admin.requests import CONCURRENT, FAR_FUTURE_MS, REQUEST_S, ServerRequests
 from neve.client import AsyncClient
 from neve.client.admin import parse_consume_stats
 from neve.client.model import ConsumeStats, MessageQueue, QueueStats
@@ -52,7 +52,7 @@ class Connections(NamedTuple):
 class Groups:
     """The consumer groups of a cluster, or of one broker."""
 
-    def __init__(self, requests: Requests, client: AsyncClient) -> None:
+    def __init__(self, requests: ServerRequests, client: AsyncClient) -> None:
         self._requests, self._client = requests, client
         self._slots = asyncio.Semaphore(CONCURRENT)  # for calls of the client, which has no limit of its own
         self._bounds: dict[str, asyncio.Task[dict[MessageQueue, QueueStats]]] = {}

@@ -47,7 +47,7 @@ def config_of(answer: RemotingCommand) -> dict[str, str]:
     return dict(sorted((key.strip(), value.strip()) for key, _, value in pairs))
 
 
-class Requests:
+class ServerRequests:
     """Requests to the servers of one cluster. The list of brokers is the one at the time of construction."""
 
     def __init__(self, pool: ConnectionPool, name_servers: Sequence[str], brokers: Mapping[str, BrokerInfo]) -> None:
@@ -121,6 +121,6 @@ class Requests:
         answers = await asyncio.gather(*(self.ask_member(name, code, ext) for name in names))
         return dict(zip(names, answers, strict=True))
 
-    def limited_to(self, broker: str) -> Requests:
+    def limited_to(self, broker: str) -> ServerRequests:
         """Return requests that see this broker only; the pool is shared."""
-        return Requests(self._pool, self.name_servers, {broker: self.brokers[broker]})
+        return ServerRequests(self._pool, self.name_servers, {broker: self.brokers[broker]})

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from neve.admin.errors import NotFound
-from neve.admin.requests import FAR_FUTURE_MS, Requests
+from neve.admin.requests import FAR_FUTURE_MS, ServerRequests
 from neve.client.admin import topic_fields
 from neve.client.model import BrokerInfo, Message, message_from_record
 from neve.client.net.answers import parse_body, require_success
@@ -48,7 +48,7 @@ def user_topics(names: Iterable[str], brokers: Iterable[BrokerInfo]) -> list[str
 class Topics:
     """The topics of a cluster."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: ServerRequests) -> None:
         self._requests = requests
 
     # ---- lists

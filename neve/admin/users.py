@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from neve.admin.errors import AdminError, NotPermitted, Unreachable
-from neve.admin.requests import Requests
+from neve.admin.requests import ServerRequests
 from neve.client.net.answers import parse_body
 from neve.errors import NeveError
 from neve.remoting.body import dumps
@@ -57,7 +57,7 @@ class Rule(NamedTuple):
 class Users:
     """The users and policies of a cluster. Call `discover` first."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: ServerRequests) -> None:
         self._requests = requests
         self.keeping: list[Server] = []
         self.without: list[Server] = []

@@ -32,7 +32,7 @@ _LOCAL = "127.0.0.1:9876"
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-class Security(NamedTuple):
+class ConnectionSecurity(NamedTuple):
     """The credentials and the encryption of connections."""
 
     credentials: tuple[str, str] | None = None
@@ -70,12 +70,12 @@ def administer_sets(namesrv: str, controllers: str | None) -> AbstractAsyncConte
     return connect_controllers(namesrv, controllers, credentials=chosen.credentials, tls=chosen.tls)
 
 
-def security_of_the_command() -> Security:
+def security_of_the_command() -> ConnectionSecurity:
     """Return the credentials and the encryption that the options of the running command describe."""
     return security(_chosen())
 
 
-def security(chosen: dict[str, Any]) -> Security:
+def security(chosen: dict[str, Any]) -> ConnectionSecurity:
     """Return credentials and TLS from options and environment.
 
     Raises:
@@ -92,7 +92,7 @@ def security(chosen: dict[str, Any]) -> Security:
         raise click.UsageError("--tls-cert and --tls-key need each other")
     try:
         credentials = credentials_in_environment(environ) if file is None else credentials_in_file(file)
-        return Security(credentials, tls_context(trusted, certificate, key) if has_tls else False)
+        return ConnectionSecurity(credentials, tls_context(trusted, certificate, key) if has_tls else False)
     except ClientError as error:
         raise click.UsageError(error.remark) from error
 

@@ -17,7 +17,7 @@ from neve.cli.message_lines import BODY_FORMS
 from neve.cli.options import DURATION, INSTANT, ParamType, broker_option, offsets_option, queue_option, tags_option
 from neve.cli.output import say
 from neve.cli.printed import Printed
-from neve.cli.spans import QueueChoice, Wanted, spans
+from neve.cli.spans import QueueChoice, RequestedSpan, spans
 
 if TYPE_CHECKING:
     from typing_extensions import override
@@ -229,7 +229,7 @@ def _wanted(
     last: int | None,
     *,
     follow: bool,
-) -> Wanted:
+) -> RequestedSpan:
     starts = (("--from", _is_typed("start")), ("--offsets", offsets is not None), ("--last", last is not None))
     if len(chosen := [name for name, is_chosen in starts if is_chosen]) > 1:
         raise click.UsageError(" and ".join(chosen) + " exclude each other")
@@ -239,7 +239,7 @@ def _wanted(
     if follow and before is not None:
         raise click.UsageError("--offsets FIRST:END excludes --follow, which has no end")
     from_ms = start if isinstance(start, int) else None
-    return Wanted(from_ms, end, first, before, last, only_new=start == LATEST)
+    return RequestedSpan(from_ms, end, first, before, last, only_new=start == LATEST)
 
 
 async def _counted(work: Coroutine[Any, Any, None], printed: Printed) -> None:
@@ -254,7 +254,7 @@ async def _counted(work: Coroutine[Any, Any, None], printed: Printed) -> None:
 async def _read(
     namesrv: str,
     topic: str,
-    wanted: Wanted,
+    wanted: RequestedSpan,
     subscription: Subscription,
     *,
     choice: QueueChoice,

@@ -97,7 +97,7 @@ def redrive(
     the first. A redrive is a replay: `neve replay list`, `resume` and `cancel` apply to it.
     """
     from neve.client.validators import check_group
-    from neve.copy.task import DONE, ORIGIN, RETRY, Range, Target, Task
+    from neve.copy.task import DONE, ORIGIN, RETRY, CopyTarget, Range, Task
     from neve.copy.task_files import TaskBook
     from neve.errors import ClientError
     from neve.remoting.names import DLQ_PREFIX
@@ -110,7 +110,7 @@ def redrive(
     task = Task(
         name=name or f"redrive-{group}",
         source=DLQ_PREFIX + group,
-        target=Target(None if is_back else target, target if is_back else None, group),
+        target=CopyTarget(None if is_back else target, target if is_back else None, group),
         namesrv=namesrv,
         to_namesrv=namesrv,
         filters=filters_of(wanted),

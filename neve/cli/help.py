@@ -13,15 +13,15 @@ from typing import NamedTuple
 import click
 
 
-class Topic(NamedTuple):
+class HelpPage(NamedTuple):
     """A page, and its line in the list."""
 
     line: str
     text: str
 
 
-TOPICS: Mapping[str, Topic] = {
-    "environment": Topic(
+TOPICS: Mapping[str, HelpPage] = {
+    "environment": HelpPage(
         "Variables that commands and programs read.",
         r"""
 NAMESRV_ADDR       name servers, host:port joined by ;          --namesrv
@@ -41,7 +41,7 @@ AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...      credentials of a
 The command line overrides the environment, and the environment overrides the context.
 """,
     ),
-    "contexts": Topic(
+    "contexts": HelpPage(
         "Named connection settings.",
         r"""
 neve context create prod -n 'ns1:9876;ns2:9876' --credentials ~/prod.yml --tls-ca ~/ca.pem --use
@@ -54,7 +54,7 @@ provides defaults below the command line and the environment. Contexts are in
 ~/.config/neve/contexts.json, without secrets.
 """,
     ),
-    "exit-codes": Topic(
+    "exit-codes": HelpPage(
         "Exit codes of commands and servers.",
         r"""
 0    done
@@ -80,7 +80,7 @@ Servers (`neve broker`, `neve namesrv`, `neve controller`, `neve up`) end with:
 Data goes to stdout, messages to stderr.
 """,
     ),
-    "formats": Topic(
+    "formats": HelpPage(
         "How messages are printed and read.",
         r"""
 neve consume orders                        one body per line
@@ -100,7 +100,7 @@ neve produce orders --json      reads the lines of -o json: tags, keys, properti
 Every command that prints data has -o json.
 """,
     ),
-    "migration": Topic(
+    "migration": HelpPage(
         "From Apache RocketMQ to neve.",
         r"""
 Side by side     a neve broker under Apache's name server; `neve broker drain` moves producers
@@ -115,7 +115,7 @@ Copy             neve export DIR, neve import DIR: topics, groups, messages, to 
 docs/migration.md describes each way step by step.
 """,
     ),
-    "stores": Topic(
+    "stores": HelpPage(
         "URLs of archive stores.",
         r"""
 dir:PATH                                            a directory
@@ -129,7 +129,7 @@ neve doctor --store URL         checks each kind of request, including multipart
 neve archive list --store URL   lists its objects, without a broker
 """,
     ),
-    "times": Topic(
+    "times": HelpPage(
         "Times, durations and ranges.",
         r"""
 2026-01-31T08:00          ISO 8601; without a zone it is UTC
@@ -144,7 +144,7 @@ neve consume orders --offsets 1500:1600       offsets 1500 to 1599 of each queue
 neve group reset billing --to-time -1h        the first message that a group reads next
 """,
     ),
-    "ttl": Topic(
+    "ttl": HelpPage(
         "How long messages are kept.",
         r"""
 neve topic ttl set orders 720h     in both tiers: local disk and archive
@@ -155,7 +155,7 @@ day) later; until then `neve archive unexpire` restores it. A topic without a TT
 has defaultTtlHours, which is forever by default.
 """,
     ),
-    "watching": Topic(
+    "watching": HelpPage(
         "Health, metrics and conditions.",
         r"""
 curl http://127.0.0.1:10913/readyz         conditions of a broker: since when, cause, effect,

@@ -38,7 +38,7 @@ _READ_BYTES = 4 * _BATCH_BYTES  # of lines in memory at a time, plus one line
 _SAVE_EVERY = 16  # batches
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """Messages with consecutive offsets, from `source` on in the export and from `target` on in the target queue."""
 
     source: int
@@ -46,19 +46,19 @@ class Run(NamedTuple):
     messages: int
 
 
-class Progress:
+class QueueImport:
     """The progress of one queue: the bytes of its file that are sent, and the offsets of its messages at the target."""
 
     def __init__(
-        self, target: MessageQueue, begin: int, position: int = 0, runs: Sequence[Run] = (), last_id: str = ""
+        self, target: MessageQueue, begin: int, position: int = 0, runs: Sequence[MessageRun] = (), last_id: str = ""
     ) -> None:
         self.target, self.begin, self.position, self.runs = target, begin, position, list(runs)
         self.last_id = last_id
 
     @classmethod
-    def of(cls, row: dict[str, Any]) -> Progress:
+    def of(cls, row: dict[str, Any]) -> QueueImport:
         """Return the progress that a row of the state file describes."""
-        runs = [Run(*run) for run in row["runs"]]
+        runs = [MessageRun(*run) for run in row["runs"]]
         return cls(MessageQueue(*row["target"]), row["begin"], row["position"], runs, row["last_id"])
 
     def row(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Progress:
         if last is not None and (last.source + last.messages, last.target + last.messages) == (source, target):
             self.runs[-1] = last._replace(messages=last.messages + 1)
         else:
-            self.runs.append(Run(source, target, 1))
+            self.runs.append(MessageRun(source, target, 1))
 
     def translated(self, offset: int) -> int:
         """Return the offset at the target for a committed offset of the exported queue."""
@@ -122,10 +122,10 @@ class _Importing:
     def __init__(self, client: AsyncClient, namesrv: str, directory: Path, cluster: str) -> None:
         self._client, self._namesrv, self._directory = client, namesrv, directory
         self._state = directory / f"import.{cluster}.json"
-        self._queues: dict[str, Progress] = {}
+        self._queues: dict[str, QueueImport] = {}
         if self._state.exists():
             row = json.loads(self._state.read_text("utf-8"))
-            self._queues = {name: Progress.of(one) for name, one in row.items()}
+            self._queues = {name: QueueImport.of(one) for name, one in row.items()}
         self.sent: Counter[str] = Counter()
 
     # ---- messages
@@ -138,7 +138,7 @@ class _Importing:
             key = str(file.relative_to(self._directory))
             if key not in self._queues:
                 target = targets[at % len(targets)]
-                self._queues[key] = Progress(target, await self._client.max_offset(name, target))
+                self._queues[key] = QueueImport(target, await self._client.max_offset(name, target))
                 self._save()
             await self._queue(name, file, self._queues[key])
             self._save()
@@ -176,7 +176,7 @@ class _Importing:
         if (write := int(settings.get("writeQueueNums") or 0)) < queue_count(settings):
             say(f"{name} had {write} queues to write; restore with: neve topic set {name} --write-queues {write}")
 
-    async def _queue(self, topic: str, file: Path, progress: Progress) -> None:
+    async def _queue(self, topic: str, file: Path, progress: QueueImport) -> None:
         await self._require_ours(progress)
         there = await self._ids_behind(progress, next_ids(topic, file, progress.position))
         lines = lines_from(file, progress.position)
@@ -188,7 +188,7 @@ class _Importing:
             if number % _SAVE_EVERY == 0:
                 self._save()
 
-    async def _require_ours(self, progress: Progress) -> None:
+    async def _require_ours(self, progress: QueueImport) -> None:
         """Check that the target has the last message sent; another cluster or a recreated topic does not."""
         if not progress.runs:
             return
@@ -202,7 +202,7 @@ class _Importing:
                 "Delete that file to send everything again",
             )
 
-    async def _ids_behind(self, progress: Progress, ours: frozenset[str]) -> dict[str, int]:
+    async def _ids_behind(self, progress: QueueImport, ours: frozenset[str]) -> dict[str, int]:
         """Return the offsets of messages of this import that are stored but not recorded, by id."""
         queue = progress.target
         found: dict[str, int] = {}
@@ -216,7 +216,7 @@ class _Importing:
         return found
 
     async def _send(
-        self, topic: str, file: Path, batch: list[tuple[int, bytes]], progress: Progress, there: dict[str, int]
+        self, topic: str, file: Path, batch: list[tuple[int, bytes]], progress: QueueImport, there: dict[str, int]
     ) -> None:
         waiting: list[tuple[int, int, Message]] = []  # position after its line, offset, message
         size = 0
@@ -237,7 +237,7 @@ class _Importing:
         if waiting:
             await self._send_together(topic, waiting, progress)
 
-    async def _send_together(self, topic: str, waiting: list[tuple[int, int, Message]], progress: Progress) -> None:
+    async def _send_together(self, topic: str, waiting: list[tuple[int, int, Message]], progress: QueueImport) -> None:
         messages = [message for _, _, message in waiting]
         result = await self._client.send_batch(topic, messages, queue=progress.target)
         for at, (position, offset, message) in enumerate(waiting):

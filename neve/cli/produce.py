@@ -19,7 +19,7 @@ from neve.cli.line_parts import LineParts, delimiter_bytes
 from neve.cli.message_lines import BadLine, Outgoing, from_line
 from neve.cli.options import DURATION
 from neve.cli.output import say
-from neve.cli.progress import Progress, shown_by_default
+from neve.cli.progress import MessageProgress, shown_by_default
 from neve.cli.stdin_lines import LineTooLong, Numbered, stdin_lines
 from neve.cli.stdout_bytes import NotPrinted, StdoutBytes
 
@@ -118,13 +118,13 @@ def produce(
     common = Outgoing(b"", tags, keys, dict(_pair(text) for text in properties))
     how = How(queue, order_key, delay, quiet)
     if body is not None:
-        source = Source(_once(body.encode()), lambda text: common._replace(body=text), is_numbered=False)
+        source = ProduceSource(_once(body.encode()), lambda text: common._replace(body=text), is_numbered=False)
     elif files:
-        source = Source(_each(files), lambda name: _file(name, common), names=tuple(map(str, files)))
+        source = ProduceSource(_each(files), lambda name: _file(name, common), names=tuple(map(str, files)))
     elif as_json:
-        source = Source(stdin_lines(delimiter=delimiter), from_line)
+        source = ProduceSource(stdin_lines(delimiter=delimiter), from_line)
     else:
-        source = Source(stdin_lines(delimiter=delimiter), lambda line: parts.message(line, common))
+        source = ProduceSource(stdin_lines(delimiter=delimiter), lambda line: parts.message(line, common))
     if body is None and not files and sys.stdin.isatty():
         say("reading lines from the terminal; Ctrl-D ends")
     shown = shown_by_default() if progress is None else progress
@@ -138,7 +138,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-class Source(NamedTuple):
+class ProduceSource(NamedTuple):
     """A source of messages: batches of texts, and the function that makes a message of each text."""
 
     texts: AsyncIterator[list[Numbered]]
@@ -175,10 +175,10 @@ def _file(name: bytes, common: Outgoing) -> Outgoing:
 _CALL_S, _ATTEMPT_S = 60.0, 20.0
 
 
-async def _produce(namesrv: str, topic: str, how: How, source: Source, *, shown_progress: bool) -> None:
+async def _produce(namesrv: str, topic: str, how: How, source: ProduceSource, *, shown_progress: bool) -> None:
     from neve.cli.sending import Sending
 
-    progress = Progress("sent", shown=shown_progress)
+    progress = MessageProgress("sent", shown=shown_progress)
     receipts = StdoutBytes()
     async with connect(namesrv, timeout=_CALL_S, attempt_timeout=_ATTEMPT_S) as client:
         noun = "line" if source.names is None else "file"
@@ -198,7 +198,7 @@ async def _produce(namesrv: str, topic: str, how: How, source: Source, *, shown_
     say(f"sent {sending.stored} messages to {topic}" + (f" in {took}" if shown_progress else ""))
 
 
-async def _stop(sending: Sending, progress: Progress) -> None:
+async def _stop(sending: Sending, progress: MessageProgress) -> None:
     """Print the receipts of messages in flight, if possible: they may be stored."""
     progress.end()
     with contextlib.suppress(BrokenPipeError, NotPrinted):  # the command stops because of it
@@ -206,7 +206,7 @@ async def _stop(sending: Sending, progress: Progress) -> None:
     sending.report_interruption()
 
 
-async def _send_all(sending: Sending, source: Source) -> None:
+async def _send_all(sending: Sending, source: ProduceSource) -> None:
     """Send until the first failure, and wait for all answers."""
     try:
         async for texts in source.texts:

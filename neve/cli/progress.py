@@ -10,7 +10,7 @@ import click
 _EVERY_S = 1.0
 
 
-class Progress:
+class MessageProgress:
     """Counts messages and prints the count: on a terminal in one line that is rewritten, otherwise a line each time."""
 
     def __init__(self, verb: str, *, shown: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from neve.cli.busy import retry_while_busy
 from neve.cli.output import say
 from neve.cli.printed import Printed
-from neve.cli.spans import QueueChoice, Span, Wanted
+from neve.cli.spans import QueueChoice, RequestedSpan, Span
 from neve.cli.standstill import Standstill
 from neve.client.model import Message, MessageQueue, message_from_record
 from neve.clock import system_now_ms
@@ -36,7 +36,7 @@ class Reading:
     """Prints messages of one topic that pass one filter."""
 
     def __init__(
-        self, client: AsyncClient, topic: str, wanted: Wanted, filtered: Subscription, printed: Printed
+        self, client: AsyncClient, topic: str, wanted: RequestedSpan, filtered: Subscription, printed: Printed
     ) -> None:
         self._client, self._topic, self._wanted, self._filter = client, topic, wanted, filtered
         self._printed = printed

@@ -19,8 +19,8 @@ from neve.cli.output import emit, emit_one, output_option, say, size_text, time_
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient
-    from neve.copy.replay import Asked
-    from neve.copy.source import Source
+    from neve.copy.replay import RequestedRange
+    from neve.copy.source import TopicSource
     from neve.copy.task import Filters, Range, Task
     from neve.copy.task_files import TaskBook
 
@@ -89,12 +89,12 @@ def run_verb(
     It ends at the end that each queue has at the start. After a kill or Ctrl-C, `neve replay resume NAME` continues; at
     most 1,000 messages are sent twice. The property NEVE_REPLAY of each message names its origin.
     """
-    from neve.copy.task import Target, Task
+    from neve.copy.task import CopyTarget, Task
 
     task = Task(
         name=name,
         source=source,
-        target=Target(topic=into, keeps_queues=keep_queues),
+        target=CopyTarget(topic=into, keeps_queues=keep_queues),
         namesrv=namesrv,
         to_namesrv=to_namesrv or namesrv,
         store=store,
@@ -172,7 +172,7 @@ def delete(*, name: str, tasks: Path) -> None:
 
 def begin(
     task: Task,
-    asked: Asked,
+    asked: RequestedRange,
     *,
     tasks: Path,
     dry_run: bool,
@@ -201,12 +201,12 @@ def filters_of(wanted: dict[str, Any]) -> Filters:
     return Filters(tags, wanted["key"], wanted["start"], wanted["end"], wanted.get("origin"))
 
 
-def requested_part(wanted: dict[str, Any]) -> Asked:
+def requested_part(wanted: dict[str, Any]) -> RequestedRange:
     """Return the offsets and queues that the options of `range_options` describe."""
-    from neve.copy.replay import Asked
+    from neve.copy.replay import RequestedRange
 
     first, end = wanted["offsets"] or (None, None)
-    return Asked(first, end, wanted["queue"], wanted["broker"])
+    return RequestedRange(first, end, wanted["queue"], wanted["broker"])
 
 
 def rate_of(text: str | None) -> float:
@@ -219,7 +219,7 @@ def rate_of(text: str | None) -> float:
     return float(found[1])
 
 
-async def _count(task: Task, asked: Asked, before: list[Range], output: str, *, from_first: bool) -> None:
+async def _count(task: Task, asked: RequestedRange, before: list[Range], output: str, *, from_first: bool) -> None:
     from neve.copy.replay import count
 
     async with connect(task.namesrv) as client:
@@ -246,7 +246,7 @@ async def _count(task: Task, asked: Asked, before: list[Range], output: str, *, 
 async def _carry_out(
     task: Task,
     book: TaskBook,
-    asked: Asked | None = None,
+    asked: RequestedRange | None = None,
     before: Sequence[Range] = (),
     *,
     from_first: bool = True,
@@ -282,14 +282,14 @@ async def _carry_out(
 
 
 async def _settle_ranges(
-    task: Task, source: Source, asked: Asked, before: Sequence[Range], *, from_first: bool
+    task: Task, source: TopicSource, asked: RequestedRange, before: Sequence[Range], *, from_first: bool
 ) -> None:
     from neve.copy.replay import continued, ranges
 
     task.ranges = continued(await ranges(source, asked, task.filters), before, asked, from_first=from_first)
 
 
-async def _source(task: Task, client: AsyncClient) -> Source:
+async def _source(task: Task, client: AsyncClient) -> TopicSource:
     from neve.copy.source import BrokerSource
 
     if task.store is None:

@@ -19,7 +19,7 @@ from neve.cli.failures import FAILED, Failure, explain
 from neve.cli.line_ranges import ranges
 from neve.cli.message_lines import BadLine, Outgoing
 from neve.cli.output import say
-from neve.cli.progress import Progress
+from neve.cli.progress import MessageProgress
 from neve.cli.stdout_bytes import NotPrinted, StdoutBytes
 from neve.client.send.draft import message_to_send
 from neve.client.validators import check_body
@@ -64,7 +64,7 @@ class Sending:
         how: How,
         *,
         receipts: StdoutBytes,
-        progress: Progress,
+        progress: MessageProgress,
         noun: str = "line",
         names: Sequence[str] | None = None,
     ) -> None:

@@ -39,7 +39,7 @@ class QueueChoice(NamedTuple):
         return f"queue{number}" + ("" if self.broker is None else f" at broker {self.broker}")
 
 
-class Wanted(NamedTuple):
+class RequestedSpan(NamedTuple):
     """The bounds of a command line; times are store times in milliseconds since 1970. None is no bound."""
 
     from_ms: int | None = None
@@ -75,7 +75,7 @@ async def chosen_queues(client: AsyncClient, topic: str, choice: QueueChoice) ->
     return queues
 
 
-async def spans(client: AsyncClient, topic: str, wanted: Wanted, choice: QueueChoice) -> list[Span]:
+async def spans(client: AsyncClient, topic: str, wanted: RequestedSpan, choice: QueueChoice) -> list[Span]:
     """Return the wanted range of each chosen queue.
 
     Raises:
@@ -85,7 +85,7 @@ async def spans(client: AsyncClient, topic: str, wanted: Wanted, choice: QueueCh
     return list(await asyncio.gather(*(_span(client, topic, wanted, one) for one in queues)))
 
 
-async def _span(client: AsyncClient, topic: str, wanted: Wanted, queue: MessageQueue) -> Span:
+async def _span(client: AsyncClient, topic: str, wanted: RequestedSpan, queue: MessageQueue) -> Span:
     lowest, highest = await asyncio.gather(client.min_offset(topic, queue), client.max_offset(topic, queue))
     begin, end = lowest, highest
     if wanted.only_new:

@@ -32,10 +32,10 @@ def verify(
     """
     from neve.cli.store import open_source
     from neve.spark import session
-    from neve.spark.verify import Progress
+    from neve.spark.verify import VerifyProgress
     from neve.spark.verify import verify as run
 
-    def progress(done: Progress) -> None:
+    def progress(done: VerifyProgress) -> None:
         sizes = f"{size_text(done.bytes)} of {size_text(done.of_bytes)}"
         line = f"{done.objects} of {done.of_objects} objects, {sizes}, {done.faults} faults"
         say(json.dumps(done._asdict()) if as_json else line)

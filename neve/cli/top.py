@@ -18,7 +18,7 @@ from neve.cli.output import emit, output_option, size_text
 from neve.clock import system_now_ms
 
 if TYPE_CHECKING:
-    from neve.cli.traffic import Seen
+    from neve.cli.traffic import TrafficSample
 
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -61,11 +61,11 @@ def top(
 async def _show(
     namesrv: str, topics: Sequence[str], *, once: bool, interval: float, rows: int, everything: bool, output: str
 ) -> None:  # fmt: skip
-    from neve.cli.traffic import Traffic
+    from neve.cli.traffic import TrafficReader
 
     while True:
         async with administer(namesrv) as admin:
-            seen = await Traffic(admin).look(topics, everything)
+            seen = await TrafficReader(admin).look(topics, everything)
         now_ms = system_now_ms()
         if output == "json":
             click.echo(json.dumps({"time_ms": now_ms, **seen._asdict()}, ensure_ascii=False))
@@ -79,7 +79,7 @@ async def _show(
         await asyncio.sleep(interval)
 
 
-def _print(seen: Seen, now_ms: int, rows: int) -> None:
+def _print(seen: TrafficSample, now_ms: int, rows: int) -> None:
     click.echo(datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     click.echo()
     emit(seen.brokers, ["broker", "in_per_s", "out_per_s", "disk"], "table")

@@ -22,7 +22,7 @@ class Rate(NamedTuple):
     bytes: float = 0.0
 
 
-class Seen(NamedTuple):
+class TrafficSample(NamedTuple):
     """The traffic at one moment; the busiest come first in each part."""
 
     brokers: Sequence[dict[str, Any]]
@@ -30,14 +30,14 @@ class Seen(NamedTuple):
     groups: Sequence[dict[str, Any]]
 
 
-class Traffic:
+class TrafficReader:
     """Reads the traffic of a cluster."""
 
     def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
         self._slots = asyncio.Semaphore(_CONCURRENT)
 
-    async def look(self, wanted: Sequence[str], everything: bool) -> Seen:
+    async def look(self, wanted: Sequence[str], everything: bool) -> TrafficSample:
         """Return the traffic of these topics, or of all; `everything` includes those of servers."""
         masters = [
             name for name in self._admin.brokers.require(None) if self._admin.brokers.known[name].master is not None
@@ -54,7 +54,7 @@ class Traffic:
         into = dict(zip(topics, await asyncio.gather(*(self._into(masters, one) for one in topics)), strict=True))
         out = dict(zip(pairs, await asyncio.gather(*(self._out(masters, *pair) for pair in pairs)), strict=True))
         brokers = [await self._broker(name) for name in masters]
-        return Seen(
+        return TrafficSample(
             brokers,
             busiest(topic_row(topic, rate, out) for topic, rate in into.items()),
             busiest(group_row(*pair, rate, pairs[pair]) for pair, rate in out.items()),

@@ -44,7 +44,7 @@ from neve.client.send.batch_sender import BatchLimits, BatchSender
 from neve.client.send.draft import send_request, target_queue
 from neve.client.send.producer import Producer
 from neve.client.send.queue_selector import OrderKey, Queue
-from neve.client.send.request_reply import Requests, reply_topic
+from neve.client.send.request_reply import ReplyRequests, reply_topic
 from neve.client.send.trace_sender import TraceSender
 from neve.client.send.transaction import Check, Checks, TransactionProducer
 from neve.client.times import Start, Time, time_ms
@@ -86,7 +86,7 @@ class AsyncClient:
         self._producer = Producer(self._session, traces)
         self._puller = Puller(self._session)
         self._admin = Admin(self._session)
-        self._requests = Requests(self._session, self._producer)
+        self._requests = ReplyRequests(self._session, self._producer)
         self._checks = Checks(self._session, traces)
         self._consumers = OpenConsumers()
         self._trace_sender = None if traces is None else TraceSender(self._session, self._producer, traces)

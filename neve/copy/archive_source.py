@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from neve.archive.read.reader import Archive, NotCommitted, TopicReader
 from neve.client.model import Message, MessageQueue, message_from_record
-from neve.copy.source import CHUNK_BYTES, Bounds, Chunk
+from neve.copy.source import CHUNK_BYTES, Chunk, OffsetRange
 from neve.errors import ClientError
 from neve.record.codec import MessageRecord
 
@@ -23,23 +23,23 @@ class ArchiveSource:
         self._readers: dict[str, TopicReader] = {of: archive.topic(topic, broker=of) for of in sorted(having)}
         self._reading: tuple[MessageQueue, int, Iterator[MessageRecord]] | None = None  # resumes at this offset
 
-    async def bounds(self) -> dict[MessageQueue, Bounds]:
+    async def bounds(self) -> dict[MessageQueue, OffsetRange]:
         return await asyncio.to_thread(self._bounds)
 
-    def _bounds(self) -> dict[MessageQueue, Bounds]:
-        found: dict[MessageQueue, Bounds] = {}
+    def _bounds(self) -> dict[MessageQueue, OffsetRange]:
+        found: dict[MessageQueue, OffsetRange] = {}
         for broker, reader in self._readers.items():
             for queue in reader.queues():
                 begin, end = reader.min_offset(queue), reader.max_offset(queue)
                 if begin is not None and end is not None:
-                    found[MessageQueue(self._topic, broker, queue)] = Bounds(begin, end)
+                    found[MessageQueue(self._topic, broker, queue)] = OffsetRange(begin, end)
         return found
 
-    async def span(self, queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
+    async def span(self, queue: MessageQueue, bounds: OffsetRange, since: int | None, until: int | None) -> OffsetRange:
         reader = self._readers[queue.broker_name]
         first, end = await asyncio.to_thread(reader.span, queue.queue_id, since, until)
         begin = min(max(first, bounds.begin), bounds.end)
-        return Bounds(begin, min(max(end, begin), bounds.end))
+        return OffsetRange(begin, min(max(end, begin), bounds.end))
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
         return await asyncio.to_thread(self._read, queue, offset, end, count)

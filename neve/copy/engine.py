@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from neve.client.model import MessageQueue
-from neve.copy.source import Chunk, Source
+from neve.copy.source import Chunk, TopicSource
 
 CHUNK = 1_000  # messages; a killed copy repeats at most one chunk
 
 
 async def copy_range(
-    source: Source,
+    source: TopicSource,
     queue: MessageQueue,
     begin: int,
     end: int,
@@ -44,5 +44,5 @@ async def copy_range(
     return True
 
 
-async def _read(source: Source, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
+async def _read(source: TopicSource, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
     return await source.read(queue, offset, end, count) if offset < end else Chunk((), end)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from neve.client.model import Message, MessageQueue
 from neve.client.send.batch_sender import BatchItem
 from neve.client.validators import RESERVED_PROPERTIES
-from neve.copy.task import ORIGIN, RETRY, Filters, Target
+from neve.copy.task import ORIGIN, RETRY, CopyTarget, Filters
 from neve.errors import ClientError
 from neve.record.properties import PROPERTY_RETRY_TOPIC
 from neve.remoting.names import RETRY_PREFIX
@@ -40,7 +40,7 @@ def origin_of(message: Message) -> str | None:
     return message.properties.get(PROPERTY_RETRY_TOPIC) or message.properties.get(_DLQ_ORIGIN_TOPIC)
 
 
-def copy_of(message: Message, name: str, target: Target, into: MessageQueue | None = None) -> BatchItem:
+def copy_of(message: Message, name: str, target: CopyTarget, into: MessageQueue | None = None) -> BatchItem:
     """Return the message to send for an original, to any queue if `into` is None. Raises NoOrigin."""
     assert message.queue is not None
     own = {name: value for name, value in message.properties.items() if name not in RESERVED_PROPERTIES}

@@ -15,7 +15,7 @@ from neve.client.model import Message, MessageQueue
 from neve.client.send.batch_sender import BatchSender
 from neve.copy.engine import CHUNK, copy_range
 from neve.copy.messages import copy_of, is_selected
-from neve.copy.source import Chunk, Source
+from neve.copy.source import Chunk, TopicSource
 from neve.copy.task import CANCELLED, DONE, FAILED, RETRY, RUNNING, Filters, Range, Task
 from neve.copy.task_files import TaskBook
 from neve.errors import BrokerError, ClientError
@@ -23,7 +23,7 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.names import RETRY_PREFIX
 
 
-class Asked(NamedTuple):
+class RequestedRange(NamedTuple):
     """The requested part of each queue, the end excluded; None is no limit."""
 
     first: int | None = None
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     broker: str | None = None
 
 
-async def ranges(source: Source, asked: Asked, filters: Filters) -> list[Range]:
+async def ranges(source: TopicSource, asked: RequestedRange, filters: Filters) -> list[Range]:
     """Return the ranges of a new task. Raises ClientError if no queue is selected."""
     found: list[Range] = []
     for queue, bounds in (await source.bounds()).items():
@@ -52,7 +52,9 @@ async def ranges(source: Source, asked: Asked, filters: Filters) -> list[Range]:
     return found
 
 
-def continued(found: Sequence[Range], before: Sequence[Range], asked: Asked, *, from_first: bool) -> list[Range]:
+def continued(
+    found: Sequence[Range], before: Sequence[Range], asked: RequestedRange, *, from_first: bool
+) -> list[Range]:
     """Return the ranges of a task that begins where an earlier task of its name ended, or with the first message.
 
     The end of the earlier task is kept for queues that the new task does not read, too.
@@ -84,7 +86,7 @@ class Counted(NamedTuple):
     size: int
 
 
-async def count(source: Source, task: Task) -> dict[tuple[str, int], Counted]:
+async def count(source: TopicSource, task: Task) -> dict[tuple[str, int], Counted]:
     """Return what the task would send, by (broker, queue). Raises NoOrigin as the task would."""
     counts: dict[tuple[str, int], Counted] = {}
     for one in task.ranges:
@@ -107,7 +109,7 @@ class Replay:
     """Runs a task."""
 
     def __init__(
-        self, task: Task, source: Source, client: AsyncClient, book: TaskBook, now_ms: Callable[[], int]
+        self, task: Task, source: TopicSource, client: AsyncClient, book: TaskBook, now_ms: Callable[[], int]
     ) -> None:
         self._task = task
         self._source = source

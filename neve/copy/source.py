@@ -19,7 +19,7 @@ _PATIENCE_S, _PAUSE_S = 60.0, 0.5
 CLOCK_STEP_MS = 24 * 3_600_000
 
 
-class Bounds(NamedTuple):
+class OffsetRange(NamedTuple):
     """The offsets [begin, end) of a queue."""
 
     begin: int
@@ -39,14 +39,14 @@ class Chunk(NamedTuple):
     expired: int = 0
 
 
-class Source(Protocol):
+class TopicSource(Protocol):
     """The queues of a topic, read by offset."""
 
-    async def bounds(self) -> dict[MessageQueue, Bounds]:
+    async def bounds(self) -> dict[MessageQueue, OffsetRange]:
         """Return the bounds of all queues."""
         ...
 
-    async def span(self, queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
+    async def span(self, queue: MessageQueue, bounds: OffsetRange, since: int | None, until: int | None) -> OffsetRange:
         """Return bounds within `bounds` that hold every message stored in [since, until), and possibly others.
 
         Times are in ms since 1970; None is no limit. Store times may run backwards.
@@ -65,16 +65,16 @@ class BrokerSource:
         self._client = client
         self._topic = topic
 
-    async def bounds(self) -> dict[MessageQueue, Bounds]:
+    async def bounds(self) -> dict[MessageQueue, OffsetRange]:
         return {queue: await self.bounds_of(queue) for queue in await self._client.queues(self._topic)}
 
-    async def bounds_of(self, queue: MessageQueue) -> Bounds:
+    async def bounds_of(self, queue: MessageQueue) -> OffsetRange:
         """Return the bounds of one queue."""
         client, topic = self._client, self._topic
-        return Bounds(await client.min_offset(topic, queue), await client.max_offset(topic, queue))
+        return OffsetRange(await client.min_offset(topic, queue), await client.max_offset(topic, queue))
 
-    async def span(self, queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
-        """As `Source.span`, if no store time is more than CLOCK_STEP_MS below an earlier one.
+    async def span(self, queue: MessageQueue, bounds: OffsetRange, since: int | None, until: int | None) -> OffsetRange:
+        """As `TopicSource.span`, if no store time is more than CLOCK_STEP_MS below an earlier one.
 
         A binary search for T ends at an offset x with time(x - 1) < T <= time(x). With steps of at most S, all before x
         are older than T + S, and all from x on are as young as T - S. Brokers of RocketMQ 4.9 return the record nearest
@@ -86,7 +86,7 @@ class BrokerSource:
         if until is not None:
             end = await self._client.offset_by_time(self._topic, queue, until + CLOCK_STEP_MS) + 1
         begin = min(max(begin, bounds.begin), bounds.end)
-        return Bounds(begin, min(max(end, begin), bounds.end))
+        return OffsetRange(begin, min(max(end, begin), bounds.end))
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
         found: list[Message] = []

@@ -24,7 +24,7 @@ class Filters(msgspec.Struct, frozen=True, omit_defaults=True):
     origin: str | None = None  # the topic of origin of dead letters
 
 
-class Target(msgspec.Struct, frozen=True, omit_defaults=True):
+class CopyTarget(msgspec.Struct, frozen=True, omit_defaults=True):
     """The target: a topic, or for dead letters of a group the topic of origin, or the retry topic of the group."""
 
     topic: str | None = None
@@ -55,7 +55,7 @@ class Task(msgspec.Struct, kw_only=True):
 
     name: str
     source: str
-    target: Target
+    target: CopyTarget
     namesrv: str
     to_namesrv: str
     store: str | None = None

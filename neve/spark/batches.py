@@ -18,7 +18,7 @@ from neve.archive.read.topic_dataset import open_files, with_key
 from neve.archive.rows.schema import SCHEMA
 from neve.spark.planning.planner import Task
 from neve.spark.planning.slices import Cut, Slice
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class ObjectDeleted(RuntimeError):
 
 
 def rows_of_task(
-    store: str, task: Task, wanted: Wanted, target: pa.Schema, *, fails_on_data_loss: bool = True
+    store: str, task: Task, wanted: RequestedRows, target: pa.Schema, *, fails_on_data_loss: bool = True
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task in the columns and types of `target`. Raises ObjectGone."""
     files, root = open_files(store)
@@ -49,7 +49,7 @@ def rows_of_task(
                     yield from _batches(file, cut, one, wanted, target)
 
 
-def _may_hold(group: Any, wanted: Wanted) -> bool:
+def _may_hold(group: Any, wanted: RequestedRows) -> bool:
     """Return whether the statistics in the footer, if any, allow a matching row."""
     asked = {"tags": wanted.tags, "msg_id": wanted.msg_ids}
     for index in range(group.num_columns):
@@ -63,7 +63,7 @@ def _may_hold(group: Any, wanted: Wanted) -> bool:
     return True
 
 
-def _batches(file: Any, cut: Cut, of: Slice, wanted: Wanted, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(file: Any, cut: Cut, of: Slice, wanted: RequestedRows, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     columns = filter_columns(wanted)
     mask = None
     if columns:
@@ -91,7 +91,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def filter_columns(wanted: Wanted) -> list[str]:
+def filter_columns(wanted: RequestedRows) -> list[str]:
     """Return the columns that a filter needs."""
     names = []
     if wanted.since is not None or wanted.until is not None:
@@ -105,7 +105,7 @@ def filter_columns(wanted: Wanted) -> list[str]:
     return names
 
 
-def matching(rows: pa.RecordBatch, wanted: Wanted) -> pa.Array:
+def matching(rows: pa.RecordBatch, wanted: RequestedRows) -> pa.Array:
     """Return a mask of the wanted rows; a row without the time or tag that is required is not wanted."""
     masks = []
     if wanted.since is not None or wanted.until is not None:

@@ -18,7 +18,7 @@ from neve.spark.planning.journal_stream import JournalStream
 from neve.spark.planning.options import BadOption, Options, options_of_batch, options_of_stream
 from neve.spark.planning.planner import Plan, StreamPlanner, Task, plan_batch
 from neve.spark.planning.queue_stream import QueueStream
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 from neve.spark.pushed import wanted_by
 from neve.spark.reader import ROW_SCHEMA
 
@@ -85,7 +85,7 @@ class NeveDataSource(DataSource):  # type: ignore[misc]  # untyped there
 class TaskPartition(InputPartition):  # type: ignore[misc]  # untyped there
     """The rows of one task: slices of objects or, if `hot` is given, offsets of queues."""
 
-    def __init__(self, task: Task, wanted: Wanted, hot: HotTask | None = None) -> None:
+    def __init__(self, task: Task, wanted: RequestedRows, hot: HotTask | None = None) -> None:
         self.task, self.wanted, self.hot = task, wanted, hot
 
 
@@ -120,7 +120,7 @@ class _RowReader:
 class BatchReader(_RowReader, DataSourceReader):  # type: ignore[misc]  # untyped there
     """The rows that exist when the query is planned."""
 
-    _pushed = Wanted()
+    _pushed = RequestedRows()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks; Spark needs at least one."""
@@ -187,7 +187,7 @@ class StreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailableN
         """Plan the rows between two positions, the same rows at each call."""
         stream = self._planning()
         position = stream.decoded(end)
-        wanted = Wanted(since=position.since).having(self._options.tags, self._options.key)
+        wanted = RequestedRows(since=position.since).having(self._options.tags, self._options.key)
         return _partitions(stream.planner.tasks(stream.decoded(start), position), wanted)
 
     def commit(self, end: Mapping[str, Any]) -> None:
@@ -225,7 +225,7 @@ def _stream(options: Options) -> _Stream[Any]:
     return _Stream(planner, queue_positions.encoded, queue_positions.decoded)
 
 
-def _partitions(plan: Plan, wanted: Wanted) -> list[TaskPartition]:
+def _partitions(plan: Plan, wanted: RequestedRows) -> list[TaskPartition]:
     archived = [TaskPartition(task, wanted) for task in plan.archived]
     return archived + [TaskPartition([], wanted, task) for task in plan.hot]
 

@@ -38,7 +38,7 @@ from neve.spark.planning.planner import lose, ranges_text
 from neve.spark.planning.queues import BrokerAway, HotSlice, HotTask, Queue
 from neve.spark.planning.rows import Span, minus, rows_of
 from neve.spark.planning.slices import found_in
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _DAY_MS = 86_400_000
 
 
 def rows_of_hot_task(
-    options: Options, cluster: Cluster, task: HotTask, wanted: Wanted, target: pa.Schema
+    options: Options, cluster: Cluster, task: HotTask, wanted: RequestedRows, target: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task in the columns and types of `target`.
 
@@ -74,7 +74,7 @@ def rows_of_hot_task(
 class _Shape(NamedTuple):
     """The filter and the columns of a task."""
 
-    wanted: Wanted
+    wanted: RequestedRows
     target: pa.Schema
 
 
@@ -261,7 +261,7 @@ def _rows(entries: Entries, records: Records, place: _Place, shape: _Shape) -> I
 
 
 def _found_in_archive(
-    options: Options, queue: Queue, missing: Sequence[Span], wanted: Wanted, target: pa.Schema
+    options: Options, queue: Queue, missing: Sequence[Span], wanted: RequestedRows, target: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     rows = rows_of((queue.topic, queue.queue_id, first, last) for first, last in missing)
     source = open_source(options.store)

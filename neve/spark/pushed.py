@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -22,9 +22,9 @@ _SETS = {
 }
 
 
-def wanted_by(filters: Iterable[Filter]) -> Wanted:
+def wanted_by(filters: Iterable[Filter]) -> RequestedRows:
     """Return the conjunction of the filters."""
-    wanted = Wanted()
+    wanted = RequestedRows()
     for one in filters:
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         if len(attribute) == 1:
@@ -32,7 +32,7 @@ def wanted_by(filters: Iterable[Filter]) -> Wanted:
     return wanted
 
 
-def _and(wanted: Wanted, kind: str, column: str, value: Any) -> Wanted:
+def _and(wanted: RequestedRows, kind: str, column: str, value: Any) -> RequestedRows:
     if column in _SETS and kind in {"EqualTo", "EqualNullSafe", "In"}:
         values = frozenset(one for one in (value if kind == "In" else [value]) if one is not None)
         if kind == "EqualNullSafe" and value is None:

@@ -35,7 +35,7 @@ _FINDINGS = "at INT, unread STRING, topic STRING, key STRING, text STRING, queue
 Numbered = tuple[int, "CommittedObject"]
 
 
-class Progress(NamedTuple):
+class VerifyProgress(NamedTuple):
     """Objects and bytes that are checked, of how many, and the faults so far."""
 
     objects: int
@@ -82,7 +82,7 @@ def verify(
     topics: Collection[str] | None = None,
     deep: bool = True,
     resume: str | Path | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[VerifyProgress], None] = lambda _: None,
 ) -> VerifyJob:
     """Check all objects that readers see now, of all brokers and topics or of some.
 
@@ -139,10 +139,10 @@ class _Check:
         self._spark, self._store, self._notes, self._deep = spark, store, notes, deep
         self.found: dict[str, list[Fault]] = {}  # by key
         self._unread: dict[str, str] = {}
-        self.progress = Progress(0, 0, 0, 0, 0)
+        self.progress = VerifyProgress(0, 0, 0, 0, 0)
 
     def resume(self, names: Sequence[tuple[str, CommittedObject]]) -> int:
-        self.progress = Progress(0, len(names), 0, sum(name.size for _, name in names), 0)
+        self.progress = VerifyProgress(0, len(names), 0, sum(name.size for _, name in names), 0)
         for _, name in names:
             if (faults := self._notes.faults_of(name)) is not None:
                 self.found[name.key] = faults
@@ -168,7 +168,7 @@ class _Check:
 
     def _count(self, name: CommittedObject, faults: int) -> None:
         objects, of_objects, size, of_bytes, before = self.progress
-        self.progress = Progress(objects + 1, of_objects, size + name.size, of_bytes, before + faults)
+        self.progress = VerifyProgress(objects + 1, of_objects, size + name.size, of_bytes, before + faults)
 
     def faults(self, names: Sequence[tuple[str, CommittedObject]]) -> list[tuple[str, CommittedObject, Fault]]:
         return [(broker, name, fault) for broker, name in names for fault in self.found.get(name.key, ())]

@@ -15,9 +15,9 @@ from neve.archive.rows.schema import SCHEMA
 from neve.client.sync import Client, connect
 from neve.record.layout import HEAD_V4
 from neve.spark.hot_rows import rows_of_hot_task
-from neve.spark.planning.options import Cluster, Options, Subscription
+from neve.spark.planning.options import Cluster, Options, TopicSelection
 from neve.spark.planning.queues import HotSlice, Queue
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 from tests.kit.server.neve import NeveServer
 
 COUNT = 40
@@ -74,12 +74,12 @@ def records_of(client: Client, topic: str) -> list[tuple[int, int]]:
     return found
 
 
-def pulled(server: NeveServer, topic: str, wanted: Wanted | None = None) -> pa.Table:
+def pulled(server: NeveServer, topic: str, wanted: RequestedRows | None = None) -> pa.Table:
     """Pull all messages in one task."""
     (queue,) = (Queue("broker-a", topic, 0),)
-    options = Options(server.store, Subscription(frozenset({topic})))
+    options = Options(server.store, TopicSelection(frozenset({topic})))
     rows = rows_of_hot_task(
-        options, Cluster(server.namesrv), [HotSlice(queue, 0, COUNT - 1)], wanted or Wanted(), SCHEMA
+        options, Cluster(server.namesrv), [HotSlice(queue, 0, COUNT - 1)], wanted or RequestedRows(), SCHEMA
     )
     return pa.Table.from_batches(list(rows), SCHEMA)
 

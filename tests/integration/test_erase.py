@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from typing_extensions import override
 
 import neve.archive
-from broker.archiving.archive import Archive
+from broker.archiving.archive import BrokerArchive
 from broker.broker_controller import BrokerController
 from broker.tables.changes import CHANGES, RowsErased, decode_change
 from broker.waiting.delivery import Quarantine
@@ -347,7 +347,7 @@ async def test_start_hides_erased_rows_after_a_crash_before_hiding(tmp_path: Pat
 
     async with running(tmp_path / "data", *settings) as (broker, connection):
         await fill(connection)
-        assert isinstance(broker.archive, Archive)
+        assert isinstance(broker.archive, BrokerArchive)
         broker.archive.lifecycle.hot_erasure._described_below = lambda: 0  # The hiding job does not run again.
         with failpoint.armed("erase.before_hide"):
             lines = await post(broker, topic="T", key="who")

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from controller.broker_set import DamagedBrokerSet, Member
 from controller.controller_config import ControllerConfig
 from controller.etcd_register import EtcdRegister, etcd_register
-from controller.register import NEVER, RegisterUnavailable, Revision, Stored
+from controller.register import NEVER, RegisterUnavailable, Revision, StoredSet
 from infra.net.etcd import Etcd, EtcdAway, EtcdUrl, KeyValue
 from infra.process.startup import EXIT_CONFIG, StartupError
 from neve.cli import main as cli
@@ -108,7 +108,7 @@ class EtcdProxy:
 async def test_concurrent_writes_at_one_revision_have_one_winner(shared: Node) -> None:
     url = register_url(shared, prefix=next(prefixes))
     async with register(url) as one, register(url) as other:
-        assert await one.get("b") == await other.get("b") == Stored(None, NEVER)
+        assert await one.get("b") == await other.get("b") == StoredSet(None, NEVER)
         first = await one.put(value(), NEVER)
         assert first is not None
         assert await other.put(value(epoch=2), NEVER) is None
@@ -117,7 +117,7 @@ async def test_concurrent_writes_at_one_revision_have_one_winner(shared: Node) -
         )
         (won,) = [result for result in results if result is not None]
         winner = value(epoch=2 + results.index(won))
-        assert await other.get("b") == Stored(winner, won)
+        assert await other.get("b") == StoredSet(winner, won)
         assert list(await one.all()) == ["b"]
 
 
@@ -130,7 +130,7 @@ async def test_set_is_removed_only_at_its_current_revision(shared: Node) -> None
         assert not await found.remove("b", old)
         assert await found.remove("b", new)
         assert not await found.remove("b", new)
-        assert await found.get("b") == Stored(None, NEVER)
+        assert await found.get("b") == StoredSet(None, NEVER)
         assert await found.put(value(epoch=3), new) is None
 
 
@@ -156,7 +156,7 @@ async def test_damaged_set_is_reported_and_not_treated_as_missing(shared: Node) 
         revision = await found.put(value("other"), NEVER)
         assert revision is not None
         both = await found.all()
-        assert isinstance(both["b"], DamagedBrokerSet) and both["other"] == Stored(value("other"), revision)
+        assert isinstance(both["b"], DamagedBrokerSet) and both["other"] == StoredSet(value("other"), revision)
         held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/other")})["kvs"][0]
         shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": held["value"]})
         with pytest.raises(DamagedBrokerSet, match="'b' is of 'other'"):
@@ -176,12 +176,12 @@ async def test_write_with_lost_answer_is_recognized_and_applied_once(shared: Nod
         second = await found.put(value(epoch=2), first)
         assert second is not None
         assert relay.loses_answers == 0
-        assert await found.get("b") == Stored(value(epoch=2), second)
+        assert await found.get("b") == StoredSet(value(epoch=2), second)
         held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/b")})["kvs"][0]
         assert held["version"] == "2"
         relay.loses_answers = lost
         assert await found.remove("b", second)
-        assert await found.get("b") == Stored(None, NEVER)
+        assert await found.get("b") == StoredSet(None, NEVER)
 
 
 async def test_write_with_lost_answer_is_a_conflict_if_another_wrote_since(shared: Node) -> None:
@@ -293,17 +293,17 @@ async def test_wiped_etcd_is_detected_by_the_known_set(own: Node) -> None:
         own.wiped()
         own.start()
         assert await found.all() == {}
-        assert await found.get("b") == Stored(None, NEVER, value(epoch=4))
+        assert await found.get("b") == StoredSet(None, NEVER, value(epoch=4))
         # Another controller writes a new set, which does not restore the lost one.
         async with register(register_url(own)) as newcomer:
-            assert await newcomer.get("b") == Stored(None, NEVER)
+            assert await newcomer.get("b") == StoredSet(None, NEVER)
             revision = await newcomer.put(value(epoch=1), NEVER)
             assert revision is not None
-            assert await found.get("b") == Stored(value(epoch=1), revision, value(epoch=4))
+            assert await found.get("b") == StoredSet(value(epoch=1), revision, value(epoch=4))
             # The rollback is reported until a decision with a higher epoch is made.
             revision = await found.put(value(epoch=5), revision)
         assert revision is not None
-        assert await found.get("b") == Stored(value(epoch=5), revision)
+        assert await found.get("b") == StoredSet(value(epoch=5), revision)
 
 
 async def test_restored_etcd_is_detected_by_the_known_epoch(own: Node, tmp_path: Path) -> None:
@@ -315,8 +315,8 @@ async def test_restored_etcd_is_detected_by_the_known_epoch(own: Node, tmp_path:
         assert await found.put(value(epoch=3), first) is not None
         own.restored(tmp_path / "backup")
         own.start()
-        assert await found.get("b") == Stored(value(), first, value(epoch=3))
-        assert await found.all() == {"b": Stored(value(), first, value(epoch=3))}
+        assert await found.get("b") == StoredSet(value(), first, value(epoch=3))
+        assert await found.all() == {"b": StoredSet(value(), first, value(epoch=3))}
 
 
 async def test_reused_revision_number_after_a_restore_is_a_conflict(own: Node, tmp_path: Path) -> None:
@@ -341,13 +341,13 @@ async def test_set_recreated_by_another_controller_is_not_a_rollback(shared: Nod
     async with register(url) as found, register(url) as other:
         await found.put(value(epoch=5), NEVER)
         assert await other.remove("b", (await other.get("b")).revision)
-        assert await found.get("b") == Stored(None, NEVER)
+        assert await found.get("b") == StoredSet(None, NEVER)
         revision = await found.put(value(epoch=5), NEVER)
         assert revision is not None
         assert await other.remove("b", (await other.get("b")).revision)
         revision = await other.put(value(epoch=1), NEVER)
         assert revision is not None
-        assert await found.get("b") == Stored(value(epoch=1), revision)
+        assert await found.get("b") == StoredSet(value(epoch=1), revision)
 
 
 async def test_set_removed_by_another_controller_is_forgotten_at_next_scan(shared: Node) -> None:

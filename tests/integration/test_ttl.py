@@ -22,7 +22,7 @@ from infra.objects import minio
 from infra.objects.open import open_store
 from infra.objects.store import NotFound, ObjectStore
 from lifecycle.lifecycle import ArchiveLifecycle
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import TOLERANCE_MS, ClocksDisagree, SafeClock
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import Deleted, Expire, decode_entry
@@ -89,7 +89,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
         store = MovedClock(open_store(server.url("archive", "run")), clock)
         journal = JournalWriter(store, "", "b", hot.log_uuid, local=tmp_path / "tier", disk=RealDisk(), clock=clock)
         journal.ownership.attach(hot.max_physical_offset)
-        policy = Policy(ttl_hours=lambda topic: 1, grace_ms=GRACE)
+        policy = RetentionPolicy(ttl_hours=lambda topic: 1, grace_ms=GRACE)
         life = Life(
             clock,
             hot,

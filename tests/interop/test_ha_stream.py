@@ -9,7 +9,7 @@ import pytest
 
 from bench.wire import Client
 from broker.ha.epoch_file import FILE_NAME, encode_entries
-from broker.ha.ha_client import Target
+from broker.ha.ha_client import FollowTarget
 from tests.interop.controlled_set import TOPIC, broker_set, controller, in_sync, may_send, name_server
 from tests.kit.broker.ha_member import B, HaMember
 from tests.kit.clock.waiting import until, wait_until
@@ -52,7 +52,7 @@ def own_log(slave: HaMember) -> bytes:
 
 def follow(slave: HaMember, master: ApacheMember, epoch: int) -> asyncio.Task[None]:
     host, _, port = master.ha.partition(":")
-    target = Target(host=host, port=int(port), master_epoch=epoch, is_stock=True)
+    target = FollowTarget(host=host, port=int(port), master_epoch=epoch, is_stock=True)
     return asyncio.create_task(slave.client().follow(target))
 
 

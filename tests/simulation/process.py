@@ -21,7 +21,7 @@ from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.loop.locks import Event, Lock
-from infra.loop.threads import Run, Thread
+from infra.loop.threads import RunInThread, Thread
 from neve.remoting.names import METADATA_LOG
 from tests.kit.store.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
@@ -73,7 +73,7 @@ class InLine:
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return work(*arguments, **keywords)
 
-    def in_line(self, name: str) -> Run:
+    def in_line(self, name: str) -> RunInThread:
         return self.run
 
 

@@ -42,7 +42,7 @@ REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
 _REQUEST_PROPERTIES = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT)
 
 
-class Requests:
+class ReplyRequests:
     """Sends the requests of one client, which wait for their replies, and its own replies."""
 
     def __init__(self, session: Session, producer: Producer) -> None:

@@ -13,12 +13,12 @@ from neve.spark.planning.journal_positions import (
     between,
     follows,
 )
-from neve.spark.planning.journals import Journal, JournalBeginsLater, retry_with_new_catalogs
+from neve.spark.planning.journals import BrokerJournal, JournalBeginsLater, retry_with_new_catalogs
 from neve.spark.planning.options import EARLIEST, Offsets, Options
-from neve.spark.planning.planner import Catalogs, Parts, Plan, Subscribed, lose, ranges_text
+from neve.spark.planning.planner import Catalogs, Plan, PlanParts, Subscribed, lose, ranges_text
 from neve.spark.planning.queues import Seen
 from neve.spark.planning.rows import Rows, rows_of, runs_of, share
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 
 
 class JournalStream:
@@ -26,7 +26,7 @@ class JournalStream:
 
     def __init__(self, source: JournalSource, options: Options) -> None:
         self._source, self._options = source, options
-        self._journals: dict[str, Journal] = {}
+        self._journals: dict[str, BrokerJournal] = {}
         self._until: dict[str, int] | None = None  # broker -> the last entry of a run with availableNow
 
     def initial(self) -> Position:
@@ -86,8 +86,8 @@ class JournalStream:
     def _tasks(self, start: Position, end: Position) -> Plan:
         self._refresh()  # objects may have been compacted or deleted since the position was returned
         start = begin_of(start, end)
-        wanted = Wanted(since=end.since)
-        parts = Parts(self._options)
+        wanted = RequestedRows(since=end.since)
+        parts = PlanParts(self._options)
         for broker, place in sorted(end.brokers.items()):
             before = start.brokers.get(broker)
             if before is None or before == place:
@@ -118,7 +118,7 @@ class JournalStream:
             if broker in self._journals:
                 self._journals[broker].refresh()
             else:
-                self._journals[broker] = Journal(self._source, broker, self._options.subscription.has)
+                self._journals[broker] = BrokerJournal(self._source, broker, self._options.subscription.has)
 
     def _ends(self) -> dict[str, int]:
         return self._until or {broker: journal.end for broker, journal in self._journals.items()}

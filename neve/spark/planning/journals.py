@@ -21,7 +21,7 @@ class JournalBeginsLater(Exception):
     """Entries behind a position were deleted, so the rows that they added are unknown."""
 
 
-class Journal:
+class BrokerJournal:
     """The journal of one broker: the catalog at the newest entry that was read, and the rows that each entry added.
 
     Args:
@@ -107,7 +107,7 @@ class Journal:
         )
 
 
-def retry_with_new_catalogs(journals: Mapping[str, Journal], plan: Callable[[], T]) -> T:
+def retry_with_new_catalogs(journals: Mapping[str, BrokerJournal], plan: Callable[[], T]) -> T:
     """Call `plan`, once more if the checkpoints from which the catalogs were read have been deleted."""
     try:
         return plan()

@@ -59,7 +59,7 @@ class Offsets(NamedTuple):
         return {_EARLIEST: EARLIEST, _LATEST: LATEST}.get(found, found)
 
 
-class Subscription(NamedTuple):
+class TopicSelection(NamedTuple):
     """Topics by names or a pattern, and their queues (None: all)."""
 
     names: frozenset[str] = frozenset()
@@ -114,7 +114,7 @@ class Options(NamedTuple):
     """
 
     store: str
-    subscription: Subscription
+    subscription: TopicSelection
     broker: str | None = None
     starting: Offsets = Offsets({}, EARLIEST)
     ending: Offsets = Offsets({}, LATEST)
@@ -220,7 +220,7 @@ def _security(given: Mapping[str, str]) -> Security:
     return Security(access_key, secret_key, file, tls, trusted, certificate, key)
 
 
-def _subscription(given: Mapping[str, str]) -> Subscription:
+def _subscription(given: Mapping[str, str]) -> TopicSelection:
     found = [name for name in _SUBSCRIPTIONS if name.lower() in given]
     if len(found) != 1:
         raise BadOption(f"exactly one of the options {', '.join(_SUBSCRIPTIONS)} is required")
@@ -231,7 +231,7 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
             re.compile(value)
         except re.error as error:
             raise BadOption(f"option subscribePattern: {error}") from error
-        return Subscription(pattern=value)
+        return TopicSelection(pattern=value)
     if name == "assign":
         queues = {
             topic: frozenset(_number("assign", one, least=0) for one in listed)
@@ -240,11 +240,11 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
         }
         if not queues or len(queues) < len(_json("assign", value)):
             raise BadOption('option assign must be JSON like {"orders": [0, 1]}')
-        return Subscription(names=frozenset(queues), queues=queues)
+        return TopicSelection(names=frozenset(queues), queues=queues)
     names = [value] if name == "topic" else [one.strip() for one in value.split(",")]
     if not all(names):
         raise BadOption(f"option {name} has an empty name")
-    return Subscription(names=frozenset(names))
+    return TopicSelection(names=frozenset(names))
 
 
 def _offsets(name: str, value: str, *, otherwise: str) -> Offsets:

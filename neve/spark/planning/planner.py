@@ -31,7 +31,7 @@ from neve.spark.planning.queues import (
 )
 from neve.spark.planning.rows import Rows, Span, rows_of, runs_of
 from neve.spark.planning.slices import Slice, found_in, in_view, tasks_of
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Whole(NamedTuple):
     minimum: int
 
 
-def plan_batch(source: JournalSource, options: Options, wanted: Wanted, brokers: HotTier | None = None) -> Plan:
+def plan_batch(source: JournalSource, options: Options, wanted: RequestedRows, brokers: HotTier | None = None) -> Plan:
     """Plan all rows that exist now, within the options and the filter.
 
     Args:
@@ -111,7 +111,7 @@ def plan_batch(source: JournalSource, options: Options, wanted: Wanted, brokers:
     """
     queues = Subscribed(options)
     known, seen = queues.look(source, brokers, lambda: _catalogs(source, options))
-    parts = Parts(options)
+    parts = PlanParts(options)
     for broker, runs in sorted(queues.asked_for(known, seen).items()):
         if wanted.brokers is None or broker in wanted.brokers:
             lost = parts.add(broker, known.get(broker), runs, wanted)
@@ -127,7 +127,7 @@ def _catalogs(source: JournalSource, options: Options) -> Catalogs:
     return {one: journal_reader.read_catalog(source, one) for one in several}
 
 
-class Parts:
+class PlanParts:
     """The slices of a plan, as it is made."""
 
     def __init__(self, options: Options) -> None:
@@ -135,7 +135,7 @@ class Parts:
         self._slices: list[Slice] = []
         self._hot: list[HotSlice] = []
 
-    def add(self, broker: str, catalog: Catalog | None, runs: Iterable[Run], wanted: Wanted) -> Rows:
+    def add(self, broker: str, catalog: Catalog | None, runs: Iterable[Run], wanted: RequestedRows) -> Rows:
         """Add rows of a broker, and return those that are in no object while the broker cannot be asked."""
         rows = wanted.cut(rows_of(runs))
         if catalog is not None:
@@ -219,7 +219,7 @@ class Subscribed:
         """Yield the subscribed queues that have rows or bounds, in order, without some."""
         skipped = without or {}
         is_archive_only = self._options.cluster is None
-        in_time = Wanted(self._options.since if is_archive_only else None)
+        in_time = RequestedRows(self._options.since if is_archive_only else None)
         spans: dict[tuple[str, str], Mapping[int, Sequence[Span]]] = {}
         archived = {
             Queue(broker, topic, number)

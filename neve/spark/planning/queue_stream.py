@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import JournalSource, brokers
-from neve.spark.planning.journals import Journal, retry_with_new_catalogs
+from neve.spark.planning.journals import BrokerJournal, retry_with_new_catalogs
 from neve.spark.planning.options import Options
-from neve.spark.planning.planner import Catalogs, DataLoss, Parts, Plan, Run, Subscribed, Whole, lose, ranges_text
+from neve.spark.planning.planner import Catalogs, DataLoss, Plan, PlanParts, Run, Subscribed, Whole, lose, ranges_text
 from neve.spark.planning.queue_positions import QueuePosition, advanced, between, follows
 from neve.spark.planning.queues import HotTier, Queue, Seen
 from neve.spark.planning.rows import joined
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 
 
 class _Until(NamedTuple):
@@ -29,7 +29,7 @@ class QueueStream:
     def __init__(self, source: JournalSource, hot: HotTier, options: Options) -> None:
         self._source, self._hot, self._options = source, hot, options
         self._subscribed = Subscribed(options)
-        self._journals: dict[str, Journal] = {}
+        self._journals: dict[str, BrokerJournal] = {}
         self._until: _Until | None = None
         self._newest: dict[Queue, int] = {}
         self._reported: Mapping[Queue, int] = {}
@@ -67,7 +67,7 @@ class QueueStream:
             if broker in self._journals:
                 self._journals[broker].refresh()
             else:
-                self._journals[broker] = Journal(self._source, broker, lambda _: False)
+                self._journals[broker] = BrokerJournal(self._source, broker, lambda _: False)
             self._journals[broker].forget(self._journals[broker].end)
         return {broker: journal.catalog for broker, journal in self._journals.items()}
 
@@ -125,9 +125,9 @@ class QueueStream:
 
     def _tasks(self, start: QueuePosition, end: QueuePosition) -> Plan:
         known = self._catalogs()
-        parts = Parts(self._options)
+        parts = PlanParts(self._options)
         for broker, runs in _by_broker(between(start, end)):
-            lost = parts.add(broker, known.get(broker), runs, Wanted(since=end.since))
+            lost = parts.add(broker, known.get(broker), runs, RequestedRows(since=end.since))
             if lost:
                 lose(self._options, f"broker {broker}: {ranges_text(lost)}")
         return parts.divided()

@@ -8,7 +8,7 @@ from neve.archive.format.journal import CommittedObject, RowGroup
 from neve.spark.planning.rows import Rows, rows_of, runs_of
 
 
-class Wanted(NamedTuple):
+class RequestedRows(NamedTuple):
     """A filter; None accepts every value. Rows that pass it may still be unwanted.
 
     Args:
@@ -28,13 +28,13 @@ class Wanted(NamedTuple):
     msg_ids: frozenset[str] | None = None
     key: str | None = None
 
-    def within(self, since: int | None, until: int | None) -> Wanted:
+    def within(self, since: int | None, until: int | None) -> RequestedRows:
         """Return the filter narrowed to a range of store time."""
         low = [one for one in (self.since, since) if one is not None]
         high = [one for one in (self.until, until) if one is not None]
         return self._replace(since=max(low, default=None), until=min(high, default=None))
 
-    def having(self, tags: frozenset[str] | None, key: str | None) -> Wanted:
+    def having(self, tags: frozenset[str] | None, key: str | None) -> RequestedRows:
         """Return the filter narrowed to one of these tags, and this key."""
         both = tags if self.tags is None else self.tags if tags is None else self.tags & tags
         return self._replace(tags=both, key=key)

@@ -103,7 +103,7 @@ class _Row(NamedTuple):
 _NULLS = repeat(None)
 
 
-class Messages:
+class PartitionMessages:
     """The messages of the rows of a partition."""
 
     def __init__(self, partition: Partition, *, topic: str | None, message_max: int, drops_reserved: bool) -> None:

@@ -18,7 +18,7 @@ from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from neve.spark.planning.options import BadOption
 from neve.spark.sink.options import SinkOptions
-from neve.spark.sink.rows import Messages, Partition, check_columns
+from neve.spark.sink.rows import Partition, PartitionMessages, check_columns
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -60,7 +60,7 @@ class _RowWriter:
         if first is None:
             return Written(0)
         options = self._options
-        messages = Messages(
+        messages = PartitionMessages(
             partition_of(TaskContext.get(), self._job),
             topic=options.topic,
             message_max=options.message_max,

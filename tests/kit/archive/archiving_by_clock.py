@@ -14,7 +14,7 @@ from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
 from infra.objects.open import open_store
 from lifecycle.lifecycle import ArchiveLifecycle
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from neve.archive.catalog.journal_reader import entries
 from neve.archive.format.journal import Commit
@@ -50,7 +50,7 @@ class ArchivingByClock:
         )  # fmt: skip
         self.journal.ownership.attach(self._hot.max_physical_offset)
         grace_ms = GRACE_HOURS * HOUR_MS
-        policy = Policy(ttl_hours=ttl_hours.get, grace_ms=grace_ms, replaced_grace_ms=grace_ms)
+        policy = RetentionPolicy(ttl_hours=ttl_hours.get, grace_ms=grace_ms, replaced_grace_ms=grace_ms)
         self.jobs = ArchiveLifecycle(
             StoreAdapter(self._hot), self.journal, worker, lambda: policy, clock, SafeClock(clock)
         )

@@ -13,7 +13,7 @@ from infra.loop import in_steps
 from infra.objects.open import open_store
 from lifecycle.hot_store import Hidden, LogSegment
 from lifecycle.lifecycle import ArchiveLifecycle
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from tests.kit.archive.one_by_one import OneByOne
 from tiered.journal.writer import JournalWriter
@@ -154,4 +154,4 @@ def start(
         open_store(store_url), "", "b", store.log_uuid, local=tmp_path / "tier", disk=RealDisk(), clock=SystemClock()
     )
     assert journal.ownership.attach(store.max_physical_offset).resume_at is None
-    return journal, ArchiveLifecycle(hot, journal, worker, Policy, SystemClock(), SafeClock(SystemClock()))
+    return journal, ArchiveLifecycle(hot, journal, worker, RetentionPolicy, SystemClock(), SafeClock(SystemClock()))

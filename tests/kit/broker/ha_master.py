@@ -8,8 +8,8 @@ from broker.ha.epochs import EpochCache
 from broker.ha.frames import (
     Hello,
     MasterFrames,
-    Refusal,
     SlaveHandshake,
+    StreamRefusal,
     Transfer,
     encode_ack,
     encode_hello,
@@ -86,6 +86,6 @@ def refused(actions: list[Action]) -> tuple[str, bool]:
     end = actions[-1]
     assert isinstance(end, End)
     assert end.refusal is not None
-    told = [frame for frame in frames(actions) if isinstance(frame, Refusal)]
+    told = [frame for frame in frames(actions) if isinstance(frame, StreamRefusal)]
     assert told in ([], [end.refusal])
     return end.refusal.reason, bool(told)

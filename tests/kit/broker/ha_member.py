@@ -13,12 +13,12 @@ from typing import Any
 import uvloop
 from msgspec.structs import replace
 
-from broker.ha.confirm import Confirm, ConfirmRules, Replication, SyncStateSet
+from broker.ha.confirm import Confirm, ConfirmRules, ReplicationMode, SyncStateSet
 from broker.ha.epoch_file import EpochFile, StoredEpochs
 from broker.ha.frames import (
     Hello,
 )
-from broker.ha.ha_client import DivergenceRefused, HaClient, Target, member_session
+from broker.ha.ha_client import DivergenceRefused, FollowTarget, HaClient, member_session
 from broker.ha.ha_service import HaService, Leadership
 from broker.ha.master_session import StreamRules
 from broker.ha.slave_session import SlaveSession
@@ -76,7 +76,7 @@ class HaMember:
         if self.epochs.assign(epoch, end):
             self.epoch_file.save(self.epochs.entries())
         self.confirm = Confirm(
-            ConfirmRules(Replication.SYNC_AVAILABLE),
+            ConfirmRules(ReplicationMode.SYNC_AVAILABLE),
             self.id,
             epoch,
             SyncStateSet(epoch, frozenset({self.id, *members})),
@@ -142,7 +142,7 @@ class HaMember:
         sync: Callable[[], Awaitable[None]] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> HaClient:
-        def new_session(target: Target) -> SlaveSession:
+        def new_session(target: FollowTarget) -> SlaveSession:
             return member_session(
                 target,
                 self.store,
@@ -167,7 +167,9 @@ class HaMember:
     async def follows(self, master: HaMember, epoch: int, client: HaClient | None = None) -> AsyncIterator[HaClient]:
         assert master.service is not None
         made = client or self.client()
-        task = asyncio.create_task(made.follow(Target(host="127.0.0.1", port=master.service.port, master_epoch=epoch)))
+        task = asyncio.create_task(
+            made.follow(FollowTarget(host="127.0.0.1", port=master.service.port, master_epoch=epoch))
+        )
         try:
             yield made
         finally:

@@ -7,12 +7,12 @@ from struct import Struct
 
 from msgspec.structs import replace
 
-from broker.ha.stock_master import Life, StockMaster
+from broker.ha.stock_master import MasterLife, StockMaster
 from broker.store.message_store import MessageStore
 from neve.errors import NeveError
 from tests.kit.clock.waiting import until
 
-LIFE = Life("c", "b", 1_700_000_000_000, 500)
+LIFE = MasterLife("c", "b", 1_700_000_000_000, 500)
 SETTINGS = {
     "brokerClusterName": "c",
     "brokerName": "b",

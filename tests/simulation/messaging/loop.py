@@ -380,5 +380,5 @@ class SimThreads:
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return await asyncio.to_thread(work, *arguments, **keywords)
 
-    def in_line(self, name: str) -> threads.Run:
+    def in_line(self, name: str) -> threads.RunInThread:
         return self.run

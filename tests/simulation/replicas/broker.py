@@ -20,7 +20,6 @@ from broker.ha.member_events import (
     Alter,
     AlterRefused,
     ApplyBrokerId,
-    ArchiveSettled,
     AskNextBrokerId,
     AskReplicaInfo,
     BeginEpoch,
@@ -45,7 +44,8 @@ from broker.ha.member_events import (
     Registered,
     RoleTaken,
     Save,
-    Seen,
+    SetSeen,
+    SettledArchive,
     StopAcknowledging,
     StopFollowing,
     SyncMetadata,
@@ -129,7 +129,7 @@ class SimulatedBroker(SimulatedProcess):
         self._unsaid: deque[tuple[int, ...]] = deque()  # For a slave: the raises of this term, or the end of them.
         self._heard = 0  # As a slave: settlement records of the log below this position are applied.
         # The position of the settlement record of its master, or of its own, until that is synced.
-        self._saying: tuple[int, ArchiveSettled | MasterSettled] | None = None
+        self._saying: tuple[int, SettledArchive | MasterSettled] | None = None
         self._polled_groups: tuple[dict[int, int], int] | None = None
         self.told = ""
         self.after(self.dice.uniform(0, TICK), self._tick)
@@ -321,7 +321,7 @@ class SimulatedBroker(SimulatedProcess):
 
         def seen(answer: decision.Answer, ask: int = 0) -> None:
             if answer.code in (success, ResponseCode.CONTROLLER_MASTER_STILL_EXIST):
-                self.happens(Seen(_view(answer), ask))
+                self.happens(SetSeen(_view(answer), ask))
             elif answer.code in (
                 ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
                 ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
@@ -365,7 +365,7 @@ class SimulatedBroker(SimulatedProcess):
                     if answer.code == success:
                         assert answer.sync_state_set is not None and answer.sync_state_set_epoch is not None
                         self.happens(
-                            Seen(
+                            SetSeen(
                                 View(
                                     action.master_epoch,
                                     answer.sync_state_set_epoch,
@@ -384,7 +384,7 @@ class SimulatedBroker(SimulatedProcess):
 
     def notified(self, fields: dict[str, Any]) -> None:
         """Handle 1008, the controller's notification of roles."""
-        self.happens(Seen(View(**fields)))
+        self.happens(SetSeen(View(**fields)))
 
     def epoch_cache(self) -> tuple[str, int, int]:
         """Answer 1007 with the last epoch and the log end."""
@@ -724,7 +724,7 @@ class SimulatedBroker(SimulatedProcess):
             if raises:
                 self._noted.append((self.log.end, raises))
             else:
-                self._saying = self.log.end, ArchiveSettled(self.member.role.master_epoch)
+                self._saying = self.log.end, SettledArchive(self.member.role.master_epoch)
         self._has_read_settled()
 
     def _hear_settled(self) -> None:

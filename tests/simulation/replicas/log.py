@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from broker.ha.epochs import EpochCache
-from broker.ha.member_events import Saved
+from broker.ha.member_events import SavedMember
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +205,7 @@ class Disk:
 
     log: ReplicatedLog = field(default_factory=ReplicatedLog)
     epochs: EpochCache = field(default_factory=EpochCache)
-    saved: Saved = field(default_factory=Saved)
+    saved: SavedMember = field(default_factory=SavedMember)
     followed_epoch: int = 0
     groups: dict[int, int] = field(default_factory=dict)  # queue -> offset of the one group
     diverged: list[Record] = field(default_factory=list)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.ha.confirm import Replication
+from broker.ha.confirm import ReplicationMode
 from tests.simulation.replicas.log import NO_QUEUE, QUEUES, Record
 from tests.simulation.world import BrokenInvariant
 
@@ -60,7 +60,7 @@ class Promises:
         if not broker.log.has(record):
             self.fail(f"kept: {broker.host} acknowledges {record}, which it does not have")
         rules = self.world.confirm_rules
-        if rules.replication is Replication.SYNC:
+        if rules.replication is ReplicationMode.SYNC:
             copies = [
                 machine.host
                 for machine in self.world.machines.values()

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.ha.confirm import Confirm, Replication, SyncStateSet
+from broker.ha.confirm import Confirm, ReplicationMode, SyncStateSet
 from broker.ha.epochs import EpochCache
 from broker.ha.member import Member, State
-from broker.ha.member_events import Action, Saved, StopFollowing, Switchover, View
+from broker.ha.member_events import Action, SavedMember, StopFollowing, Switchover, View
 from broker.ha.member_record import MemberRecord
 from broker.ha.member_rules import MemberRules
 from controller.broker_set import BrokerSet
@@ -36,7 +36,7 @@ SEEDS = range(150)
 class Sync(ReplicasWorld):
     """Three synchronous members that acknowledge from memory."""
 
-    mode = Replication.SYNC
+    mode = ReplicationMode.SYNC
     size = 3
     from_memory = True
 
@@ -47,7 +47,7 @@ class Sync(ReplicasWorld):
 
 
 class Available(Sync):
-    mode = Replication.SYNC_AVAILABLE
+    mode = ReplicationMode.SYNC_AVAILABLE
 
 
 class LosesAnswers(Available):
@@ -105,7 +105,7 @@ class Repeats(Sync):
 class JoinsUnheard(Repeats):
     """A slave joins the in-sync replicas, but the master is not informed, stops sending to it, and dies."""
 
-    mode = Replication.SYNC_AVAILABLE
+    mode = ReplicationMode.SYNC_AVAILABLE
     size = 2
 
     def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
@@ -265,7 +265,7 @@ class ShowsAll(Sync):
 class KeepsItsIncarnation(LosesItsTail):
     """A member that lost messages it acknowledged from memory keeps its identity."""
 
-    def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
+    def begin_life(self, saved: SavedMember, new_incarnation: str, rules: MemberRules, is_copy: bool) -> SavedMember:
         return super().begin_life(msgspec.structs.replace(saved, clean=True), new_incarnation, rules, is_copy)
 
 
@@ -351,7 +351,7 @@ class KeepsEmptyEpochs(ReplicasWorld):
 class ReconnectsSlowly(Repeats):
     """A slave loses its connection, and its master dies before the slave has caught up."""
 
-    mode = Replication.SYNC_AVAILABLE
+    mode = ReplicationMode.SYNC_AVAILABLE
     size = 2
     send_every = 0.1
 
@@ -515,7 +515,7 @@ class RestoresDirectories(Available):
 class TakesACopyForTheOriginal(RestoresDirectories):
     """A directory restored from a copy keeps its identity."""
 
-    def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
+    def begin_life(self, saved: SavedMember, new_incarnation: str, rules: MemberRules, is_copy: bool) -> SavedMember:
         return super().begin_life(saved, new_incarnation, rules, False)
 
 
@@ -543,7 +543,7 @@ class LosesWhatIsArchived(Repeats):
     dies before the bucket is reachable, or soon after.
     """
 
-    mode = Replication.SYNC_AVAILABLE
+    mode = ReplicationMode.SYNC_AVAILABLE
 
     def befalls(self, master: SimulatedBroker, slave: SimulatedBroker) -> None:
         others = [broker.host for broker in self._up() if broker is not master]
@@ -588,7 +588,7 @@ class LosesWhatIsArchived(Repeats):
 
 
 class LosesWhatIsArchivedToo(LosesWhatIsArchived):
-    mode = Replication.ASYNC
+    mode = ReplicationMode.ASYNC
 
 
 class RestartsWhoFollows(LosesWhatIsArchived):
@@ -616,7 +616,7 @@ class _TrustsItsMaster(MemberRecord):
 class _TrustingMember(Member):
     """An in-sync replica counts as having all archived messages."""
 
-    def begin(self, saved: Saved, check_code: str) -> None:
+    def begin(self, saved: SavedMember, check_code: str) -> None:
         super().begin(saved, check_code)
         self.record = _TrustsItsMaster(self.record.saved, self.record.process)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.ha import epochs, member_record
-from broker.ha.confirm import Confirm, ConfirmRules, Replication
+from broker.ha.confirm import Confirm, ConfirmRules, ReplicationMode
 from broker.ha.member import Member, State
-from broker.ha.member_events import Alter, Life, Saved, Switchover
+from broker.ha.member_events import Alter, Life, SavedMember, Switchover
 from broker.ha.member_rules import MemberRules
 from controller import decision
 from controller.broker_set import BrokerSet
@@ -84,11 +84,13 @@ class ReplicasWorld:
         dice = self.dice
         size = dice.choice((2, 3, 3, 3))
         self.hosts = [f"b{number}" for number in range(1, size + 1)]
-        mode = dice.choice((Replication.SYNC, Replication.SYNC, Replication.SYNC_AVAILABLE, Replication.ASYNC))
+        mode = dice.choice(
+            (ReplicationMode.SYNC, ReplicationMode.SYNC, ReplicationMode.SYNC_AVAILABLE, ReplicationMode.ASYNC)
+        )
         self.configure(mode, from_memory=dice.random() < 0.7)
 
-    def configure(self, mode: Replication, *, from_memory: bool) -> None:
-        self.confirm_rules = ConfirmRules(mode, 2 if mode is Replication.SYNC else 1)
+    def configure(self, mode: ReplicationMode, *, from_memory: bool) -> None:
+        self.confirm_rules = ConfirmRules(mode, 2 if mode is ReplicationMode.SYNC else 1)
         self.member_rules = MemberRules(confirm=self.confirm_rules, acknowledges_from_memory=from_memory)
 
     @property
@@ -106,7 +108,7 @@ class ReplicasWorld:
     def member_of(self, rules: MemberRules, **others: Any) -> Member:
         return self.member_class(rules, confirm_of=type(self).confirm_of, **others)
 
-    def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
+    def begin_life(self, saved: SavedMember, new_incarnation: str, rules: MemberRules, is_copy: bool) -> SavedMember:
         return member_record.begin_life(saved, new_incarnation, rules, is_copy=is_copy)
 
     def truncation_point(self, *logs: Any, **others: Any) -> int | None:

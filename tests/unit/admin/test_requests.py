@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from neve.admin.errors import AdminError, NotFound, NotPermitted, Unreachable
-from neve.admin.requests import Requests, split_addresses
+from neve.admin.requests import ServerRequests, split_addresses
 from neve.admin.users import Rule, Users
 from neve.client.model import BrokerInfo
 from neve.errors import ConnectionFailed
@@ -40,8 +40,8 @@ class Pool:
         return RemotingCommand(code=answer, opaque=1, ext={}, body=dumps([]), remark=f"from {address}")
 
 
-def requests(pool: Pool, brokers: Mapping[str, BrokerInfo] = BROKERS) -> Requests:
-    return Requests(cast("Any", pool), ["n1", "n2"], brokers)
+def requests(pool: Pool, brokers: Mapping[str, BrokerInfo] = BROKERS) -> ServerRequests:
+    return ServerRequests(cast("Any", pool), ["n1", "n2"], brokers)
 
 
 async def test_changes_need_a_master() -> None:

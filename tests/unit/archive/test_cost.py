@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from lifecycle.retention import Pending, Policy, due_topics
+from lifecycle.retention import Pending, RetentionPolicy, due_topics
 from neve.archive.format.journal import CommittedObject
 from neve.archive.policy.cost import (
     BROKER,
@@ -117,7 +117,7 @@ def test_max_age_beyond_log_retention_extends_the_retention() -> None:
 )
 def test_modelled_object_count_equals_the_scheduling_rule(every_s: int, age_s: int) -> None:
     """Random messages over weeks, archived by the rule when due, with one object per day."""
-    policy = Policy(archive_max_age_ms=age_s * 1000)
+    policy = RetentionPolicy(archive_max_age_ms=age_s * 1000)
     noise, days, made, oldest, pending = random.Random(3), 60, 0, 0, list[int]()
     coming = T0 + noise.expovariate(1 / every_s) * 1000
     for now in range(T0, T0 + days * DAY_MS, 60_000):

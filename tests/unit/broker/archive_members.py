@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.archiving.archive import Archive, open_archive
+from broker.archiving.archive import BrokerArchive, open_archive
 from broker.archiving.local_side import LocalSide
-from broker.archiving.restore import Tables
+from broker.archiving.restore import RestoredTables
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
@@ -98,11 +98,11 @@ class ArchiveMember:
         offsets = ConsumerOffsetManager(disk, ROOT / "offsets.json", flusher.flush_now, InLine())
         machine = make_environment(lambda: broker_set.worker(disk), lambda: broker_set.bucket, lambda: self.is_crowded)
         local = LocalSide(
-            config, self.store, flusher, Tables(topics, groups, offsets), self.pins, clock, disk, machine,
+            config, self.store, flusher, RestoredTables(topics, groups, offsets), self.pins, clock, disk, machine,
             broker_set=self,
         )  # fmt: skip
         archive = drive(open_archive(local, None, cold_groups=16))
-        assert isinstance(archive, Archive)
+        assert isinstance(archive, BrokerArchive)
         self.archive = archive
         archive.was_same_log(self.log_name)
 

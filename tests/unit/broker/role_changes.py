@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.ha.controller_calls import Call
+from broker.ha.controller_calls import ControllerCall
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
@@ -38,7 +38,7 @@ async def hand_to(brokers: Set, target: BrokerMember) -> None:
     """Make a member the master at once, as an operator does by the controller."""
     replicas = target.replicas
     ext = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "designateElect": "true"}
-    call = Call(Code.CONTROLLER_ELECT_MASTER, {**ext, "brokerId": str(replicas.member.broker_id)})
+    call = ControllerCall(Code.CONTROLLER_ELECT_MASTER, {**ext, "brokerId": str(replicas.member.broker_id)})
     answer = await replicas.requests.controllers.ask(call)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     await until(lambda: target.leads, "the designated one leads")

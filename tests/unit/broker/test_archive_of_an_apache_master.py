@@ -14,7 +14,7 @@ import pytest
 
 from bench.wire import pull_ext
 from broker.archiving.archivable_limit import Divergence, DivergenceFile
-from broker.archiving.archive import Archive
+from broker.archiving.archive import BrokerArchive
 from broker.broker_controller import BrokerController
 from broker.doctor import checks
 from broker.ha import stock_archivable_limit
@@ -91,7 +91,7 @@ async def looked(slave: BrokerController) -> int:
 
 def archived(slave: BrokerController) -> int:
     """Return the number of archived messages of the topic."""
-    assert isinstance(slave.archive, Archive)
+    assert isinstance(slave.archive, BrokerArchive)
     catalog = slave.archive.journal.catalog
     return sum(last - first + 1 for name in catalog.objects("t") for first, last, _ in name.queues.values())
 
@@ -301,7 +301,7 @@ def test_topic_recreated_at_the_master_is_no_longer_archived(tmp_path: Path) -> 
         await offload(slave, evict=True)
         assert archived(slave) == IN_A_FILE
         assert slave.store.min_physical_offset == FILE_SIZE, "its messages are nowhere else"
-        assert isinstance(slave.archive, Archive)
+        assert isinstance(slave.archive, BrokerArchive)
         assert slave.archive.journal.catalog.objects("u")
         told = json.loads(await page(slave, "/archive/status"))["set_aside"]
         assert told.keys() == {"t"}
@@ -413,7 +413,7 @@ def test_ttl_expires_only_archivable_messages(tmp_path: Path, monkeypatch: pytes
             front.source, front.ha.store = source, source.store
             async with archiving(tmp_path, front, ttl="1") as (slave, connection):
                 await caught_up(slave, front)
-                assert isinstance(slave.archive, Archive)
+                assert isinstance(slave.archive, BrokerArchive)
                 expire, catalog = slave.archive.lifecycle.expire, slave.archive.journal.catalog
                 later = slave.clock.now_ms() + 2 * 3_600_000
                 monkeypatch.setattr(SafeClock, "now_ms", lambda _self, _store=None: later)

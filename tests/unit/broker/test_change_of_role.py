@@ -14,19 +14,19 @@ from msgspec.structs import replace
 
 from bench.wire import send_ext
 from broker.broker_controller import BrokerController
-from broker.ha.confirm import Confirm, Held
-from broker.ha.controller_calls import Call
+from broker.ha.confirm import Confirm, HeldBack
+from broker.ha.controller_calls import ControllerCall
 from broker.ha.frames import (
     Hello,
     MasterFrames,
-    Refusal,
     SlaveHandshake,
+    StreamRefusal,
     encode_ack,
     encode_hello,
     encode_slave_handshake,
 )
 from broker.ha.member import State
-from broker.ha.member_events import Saved
+from broker.ha.member_events import SavedMember
 from broker.ha.member_file import MemberFile
 from broker.ha.member_status import faults, status
 from broker.ha.replicas_manager import SwitchoverRefused
@@ -260,7 +260,7 @@ async def elect_uncleanly(brokers: Set, chosen: BrokerMember, *gone: BrokerMembe
         (Code.CLEAN_BROKER_DATA, {"brokerControllerIdsToClean": ids, "isCleanLivingBroker": "true"}),
         (Code.CONTROLLER_ELECT_MASTER, {"brokerId": str(chosen.replicas.member.broker_id), "designateElect": "true"}),
     ):
-        answer = await chosen.replicas.requests.controllers.ask(Call(code, of_set | ext))
+        answer = await chosen.replicas.requests.controllers.ask(ControllerCall(code, of_set | ext))
         assert answer.code == ResponseCode.SUCCESS, answer.remark
     await until(lambda: chosen.state is State.MASTER, "it is elected")
 
@@ -342,7 +342,7 @@ async def test_registered_members_include_one_that_is_away(tmp_path: Path) -> No
         await until(lambda: master.replicas.requests.registered == 2, "it is a member still")
 
 
-def on_disk(member: BrokerMember) -> Saved:
+def on_disk(member: BrokerMember) -> SavedMember:
     """Return the state that the member's next process will load."""
     file = MemberFile(RealDisk(), member.root)
     file.load()
@@ -437,7 +437,7 @@ async def test_troubles_of_a_member_are_on_its_status_pages(tmp_path: Path) -> N
         await slave.stop()
         await put_unconfirmed(master)
         (trouble,) = faults(master.replicas)
-        assert trouble.why.startswith(Held.AWAY.value)
+        assert trouble.why.startswith(HeldBack.AWAY.value)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(master.broker.archive, "unsettled", "the store is away")
             assert "the store is away" in [trouble.why for trouble in faults(master.replicas)]
@@ -465,7 +465,7 @@ async def test_members_authenticate_if_users_do(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection(host, port, ssl=client_context(str(certificate)))
         writer.write(encode_hello(member) + encode_slave_handshake(SlaveHandshake(9)) + encode_ack(0, 0))
         frames = MasterFrames().receive_data(await reader.read())
-        assert [type(frame) for frame in frames] == [Hello, Refusal], "and nothing of the log"
+        assert [type(frame) for frame in frames] == [Hello, StreamRefusal], "and nothing of the log"
         writer.close()
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(encode_hello(member))

@@ -21,7 +21,7 @@ from typing_extensions import override
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.importing import stored_broker
-from broker.importing.store_import import Report, StoreImport
+from broker.importing.store_import import ImportReport, StoreImport
 from broker.machine import Machine
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
@@ -131,11 +131,13 @@ class Names:
 GONE = Names()
 
 
-def take_in(root: Path, source: Path, *settings: str, disk: RealDisk | None = None, names: Names = GONE) -> Report:
+def take_in(
+    root: Path, source: Path, *settings: str, disk: RealDisk | None = None, names: Names = GONE
+) -> ImportReport:
     config, disk = configuration(root, *settings), disk or RealDisk()
     broker = BrokerController(config, Machine(clock=SystemClock(), disk=disk))
 
-    async def main() -> Report:
+    async def main() -> ImportReport:
         async with asyncio.timeout(60):
             return await broker.take_in(StoreImport(config, disk, source), names)
 
@@ -199,7 +201,7 @@ def test_interrupted_import_resumes_and_blocks_any_other_start(
 ) -> None:
     monkeypatch.setattr(stored_broker, "_CHUNK", 100_000)
     root, reads, cuts = tmp_path / "neve", 5, 0
-    report: Report | None = None
+    report: ImportReport | None = None
     while report is None:
         try:
             report = take_in(root, apache.root, disk=Breaking(apache.root, reads))

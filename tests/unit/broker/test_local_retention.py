@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from broker.archiving.archive import Archive
+from broker.archiving.archive import BrokerArchive
 from broker.archiving.local_side import ConfiguredPolicy
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
@@ -121,7 +121,7 @@ async def test_objects_are_encoded_in_the_data_directory_and_leftovers_deleted(t
 
     async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, connection):
         assert list(left.parent.iterdir()) == []
-        assert isinstance(broker.archive, Archive)
+        assert isinstance(broker.archive, BrokerArchive)
         uploader = broker.archive.uploader
         assert uploader._work_dir == str(left.parent)
         await send(connection, "orders")

@@ -368,7 +368,7 @@ def test_pending_timers_are_kept_in_memory_only_by_their_offsets(tmp_path: Path)
     tracemalloc.start()
     try:
         waiting = timers.not_delivered(store, poll)
-        assert not isinstance(waiting, timers.Unreadable)
+        assert not isinstance(waiting, timers.UnreadableTimers)
         delivered = Delivered(store, (), above=0, ended_above=store.max_physical_offset)
         assert poll.timers is not None
         left = timers.sort_out(store, waiting, poll.timers, delivered, NOW_MS)

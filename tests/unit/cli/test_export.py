@@ -9,23 +9,23 @@ import pytest
 
 from neve.cli.export_files import Export, GroupOffset, Last, joined, lines_from, message_file, truncate_to_whole_lines
 from neve.cli.failures import Failure
-from neve.cli.importing import Progress, Run, next_ids, together
+from neve.cli.importing import MessageRun, QueueImport, next_ids, together
 from neve.client import MessageQueue
 
 QUEUE = MessageQueue("%DLQ%a|b", "broker/a b", 3)
 
 
 def test_offsets_are_translated_by_the_imported_messages() -> None:
-    progress = Progress(MessageQueue("t", "b", 0), 50)
+    progress = QueueImport(MessageQueue("t", "b", 0), 50)
     assert progress.translated(7) == 50
     # exported from 10 on; 13 does not exist; another producer also sent to the target
     for source, target in ((10, 50), (11, 51), (12, 52), (14, 60), (15, 61)):
         progress.record(source, target, str(source))
-    assert progress.runs == [Run(10, 50, 3), Run(14, 60, 2)]
+    assert progress.runs == [MessageRun(10, 50, 3), MessageRun(14, 60, 2)]
     found = {offset: progress.translated(offset) for offset in (0, 10, 12, 13, 14, 15, 16, 99)}
     assert found == {0: 50, 10: 50, 12: 52, 13: 60, 14: 60, 15: 61, 16: 62, 99: 62}
     assert progress.unknown_from == 62
-    again = Progress.of(json.loads(json.dumps(progress.row())))
+    again = QueueImport.of(json.loads(json.dumps(progress.row())))
     assert again.row() == progress.row()
 
 

@@ -17,7 +17,7 @@ from neve.cli.line_ranges import ranges
 from neve.cli.message_formats import as_body, by_format
 from neve.cli.message_lines import BadLine, Outgoing, from_line
 from neve.cli.options import INSTANT, OFFSETS
-from neve.cli.spans import Wanted
+from neve.cli.spans import RequestedSpan
 from neve.cli.stdin_lines import LineTooLong, stdin_lines
 from neve.cli.stdout_bytes import NotPrinted, StdoutBytes
 from neve.client import Message, MessageQueue
@@ -156,9 +156,9 @@ def test_offsets_refuse_other_text(text: str) -> None:
 
 
 def test_store_times_bound_a_half_open_range() -> None:
-    wanted = Wanted(from_ms=10, to_ms=20)
+    wanted = RequestedSpan(from_ms=10, to_ms=20)
     assert [ms for ms in (9, 10, 19, 20) if wanted.has(ms)] == [10, 19]
-    assert Wanted().has(0)
+    assert RequestedSpan().has(0)
 
 
 @pytest.mark.parametrize("span", [60, 5400, 7200, 86_400])

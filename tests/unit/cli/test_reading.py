@@ -10,11 +10,11 @@ import pytest
 
 from neve.cli import reading, standstill
 from neve.cli.failures import Failure
-from neve.cli.importing import Progress, _Importing
+from neve.cli.importing import QueueImport, _Importing
 from neve.cli.message_formats import as_json
 from neve.cli.printed import Printed
 from neve.cli.reading import Reading
-from neve.cli.spans import QueueChoice, Span, Wanted
+from neve.cli.spans import QueueChoice, RequestedSpan, Span
 from neve.client import MessageQueue, Subscription
 from neve.client.group.pull import StoredPull
 from neve.client.model import PullStatus
@@ -54,7 +54,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(client: Lacking) -> None:
     printed = Printed(as_json("auto"), limit=None)
-    whole = Reading(cast("Any", client), "orders", Wanted(), Subscription(), printed)
+    whole = Reading(cast("Any", client), "orders", RequestedSpan(), Subscription(), printed)
     asyncio.run(whole.read([Span(QUEUE, 0, 5, 0)]))
 
 
@@ -73,7 +73,7 @@ def test_import_fails_if_it_cannot_read_the_target_queue(tmp_path: Any, monkeypa
     monkeypatch.setattr("neve.copy.source._PATIENCE_S", 0.0)
     importing = _Importing(cast("Any", Lacking(1000)), "127.0.0.1:1", tmp_path, "c")
     with pytest.raises(ClientError, match="no message at offset 2"):
-        asyncio.run(importing._ids_behind(Progress(QUEUE, 0), frozenset()))
+        asyncio.run(importing._ids_behind(QueueImport(QUEUE, 0), frozenset()))
 
 
 class Growing:
@@ -103,7 +103,7 @@ def test_queues_added_to_a_topic_are_followed(
     async def inside() -> set[int]:
         client = Growing()
         printed = Printed(as_json("auto"), limit=None)
-        followed = Reading(cast("Any", client), "orders", Wanted(), Subscription(), printed)
+        followed = Reading(cast("Any", client), "orders", RequestedSpan(), Subscription(), printed)
         following = asyncio.create_task(followed.follow({QUEUE: 5}, None, QueueChoice(queue)))
         async with asyncio.timeout(30):
             found = {(await client.followed.get()).queue_id for _ in numbers}

@@ -12,9 +12,9 @@ import pytest
 
 from neve.cli import dlq, replay
 from neve.cli.failures import Failure
-from neve.copy.replay import Asked
+from neve.copy.replay import RequestedRange
 from neve.copy.source import BrokerSource
-from neve.copy.task import DONE, Target, Task
+from neve.copy.task import DONE, CopyTarget, Task
 from neve.copy.task_files import TaskBook
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
@@ -24,7 +24,7 @@ def test_late_cancellation_does_not_end_a_later_replay_of_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = TaskBook(tmp_path)
-    task = Task(name="r", source="s", target=Target(topic="t"), namesrv="x", to_namesrv="x", state=DONE)
+    task = Task(name="r", source="s", target=CopyTarget(topic="t"), namesrv="x", to_namesrv="x", state=DONE)
     book.save(task)
     with book.locked("r"):
         book.cancel("r")
@@ -34,7 +34,7 @@ def test_late_cancellation_does_not_end_a_later_replay_of_the_name(
         seen.append(book.is_to_cancel(of.name))
 
     monkeypatch.setattr(replay, "_carry_out", carried_out)
-    replay.begin(task, Asked(), tasks=tmp_path, dry_run=False, output="json", before=[])
+    replay.begin(task, RequestedRange(), tasks=tmp_path, dry_run=False, output="json", before=[])
     assert seen == [False]
 
 

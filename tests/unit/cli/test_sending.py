@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from neve.cli.message_lines import Outgoing
-from neve.cli.progress import Progress
+from neve.cli.progress import MessageProgress
 from neve.cli.sending import How, Sending
 from neve.cli.stdout_bytes import StdoutBytes
 from neve.client import connect
@@ -50,7 +50,7 @@ def lines_of(server: FakeServer) -> list[int]:
 
 
 async def produced(client: Any, topic: str, how: How) -> Sending:
-    sending = Sending(client, topic, how, receipts=StdoutBytes(), progress=Progress("sent", shown=False))
+    sending = Sending(client, topic, how, receipts=StdoutBytes(), progress=MessageProgress("sent", shown=False))
     for first in range(0, 300, 30):
         for number in range(first, first + 30):
             sending.add(number + 1, Outgoing(b"%d" % number))

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.broker_set import BrokerSet, DamagedBrokerSet, Member
-from controller.broker_sets import BrokerSets
+from controller.broker_sets import SetRegistry
 from controller.decision import (
     AlterSyncStateSet,
     ApplyBrokerId,
@@ -24,7 +24,7 @@ from controller.decision import (
 )
 from controller.liveness import Liveness
 from controller.other_controllers import Heard, NoOtherControllers
-from controller.register import NEVER, RegisterUnavailable, Revision, Stored
+from controller.register import NEVER, RegisterUnavailable, Revision, StoredSet
 from infra.clock import ManualClock
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode as Code
@@ -39,7 +39,7 @@ class MemoryRegister:
         self.revision = 0
         self.had: BrokerSet | None = None
         self.damaged: list[str] = []
-        self.before_all: dict[str, Stored] = {}
+        self.before_all: dict[str, StoredSet] = {}
         self.reads = 0
         self.before_write: Callable[[], object] = lambda: None
         self.loses_answers = False
@@ -56,9 +56,9 @@ class MemoryRegister:
     def glance(self, name: str) -> BrokerSet | None:
         return self.value
 
-    async def get(self, name: str) -> Stored:
+    async def get(self, name: str) -> StoredSet:
         self.reads += 1
-        return Stored(self.value, Revision(self.revision) if self.value is not None else NEVER, self.had)
+        return StoredSet(self.value, Revision(self.revision) if self.value is not None else NEVER, self.had)
 
     async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
         self.before_write()
@@ -76,8 +76,8 @@ class MemoryRegister:
         self.value, self.revision = None, self.revision + 1
         return True
 
-    async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
-        found: dict[str, Stored | DamagedBrokerSet] = {name: DamagedBrokerSet(None, "none") for name in self.damaged}
+    async def all(self) -> dict[str, StoredSet | DamagedBrokerSet]:
+        found: dict[str, StoredSet | DamagedBrokerSet] = {name: DamagedBrokerSet(None, "none") for name in self.damaged}
         found |= self.before_all
         if self.value is not None:
             found["b"] = await self.get("b")
@@ -128,7 +128,7 @@ class RegisteredSets:
         self.register, self.calls, self.liveness = MemoryRegister(), Calls(), Liveness(ManualClock())
         self.tasks: list[asyncio.Task[Any]] = []
         self.others = Others()
-        self.sets = BrokerSets(
+        self.sets = SetRegistry(
             self.register, self.others, self.liveness, self.calls, rules=Rules, notifies=lambda: True, spawn=self._spawn
         )
 
@@ -363,7 +363,7 @@ async def test_failed_scan_of_one_set_does_not_block_elections_of_others() -> No
     world.liveness.closed("connection 1")
     first = replace(world.value, name="a")
     world.liveness.record_heartbeat("a", 2, Report(0, max_offset=0), "connection of a", None)
-    world.register.before_all = {"a": Stored(first, Revision(1), None)}
+    world.register.before_all = {"a": StoredSet(first, Revision(1), None)}
     world.others.unreadable = "a"
     with pytest.raises(RegisterUnavailable, match="of a"):
         await world.sets.scan()

@@ -18,7 +18,7 @@ from controller.controller_manager import PULSE_MS, STANDSTILL_MS, ControllerMan
 from controller.decision import Report
 from controller.etcd_controllers import LEASE_S, RENEW_S
 from controller.other_controllers import NoOtherControllers
-from controller.register import FileRegister, RegisterUnavailable, Stored
+from controller.register import FileRegister, RegisterUnavailable, StoredSet
 from controller.registers import register_of
 from infra.clock import ManualClock
 from infra.config.properties import ConfigError, load
@@ -693,7 +693,7 @@ class Away(FileRegister):
 
     is_away = False
 
-    async def get(self, name: str) -> Stored:
+    async def get(self, name: str) -> StoredSet:
         if self.is_away:
             raise RegisterUnavailable(None, "away")
         return await super().get(name)

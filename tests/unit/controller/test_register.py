@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUnavailable, Revision, Stored
+from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUnavailable, Revision, StoredSet
 from infra.disk.filesystem import Disk, RealDisk
 from infra.loop.threads import SYSTEM_THREADS
 from infra.process.startup import EXIT_DISK, EXIT_IN_USE, StartupError
@@ -31,13 +31,13 @@ async def opened(disk: Disk, path: Path = PATH) -> FileRegister:
 
 async def test_concurrent_writes_of_one_revision_have_one_winner() -> None:
     register = await opened(SimDisk())
-    assert await register.get("b") == Stored(None, NEVER)
+    assert await register.get("b") == StoredSet(None, NEVER)
     first = await register.put(value(), NEVER)
     assert first is not None
     assert await register.put(value(epoch=2), NEVER) is None
     results = await asyncio.gather(*(register.put(value(epoch=epoch), first) for epoch in (2, 3, 4)))
     assert [result is None for result in results] == [False, True, True] and results[0] is not None
-    assert await register.get("b") == Stored(value(epoch=2), results[0])
+    assert await register.get("b") == StoredSet(value(epoch=2), results[0])
     assert list(await register.all()) == ["b"]
 
 
@@ -66,7 +66,7 @@ async def test_acknowledged_write_survives_power_cut(seed: int) -> None:
         revisions[name] = await register.put(value(name), NEVER) or NEVER
     again = await opened(disk.power_cut(seed))
     for name, revision in revisions.items():
-        assert await again.get(name) == Stored(value(name), revision)
+        assert await again.get(name) == StoredSet(value(name), revision)
 
 
 async def test_second_process_cannot_open_register() -> None:
@@ -116,7 +116,7 @@ async def test_write_on_full_disk_changes_nothing_and_can_be_repeated(tmp_path: 
     disk.fault = OSError(errno.ENOSPC, "full")
     with pytest.raises(RegisterUnavailable):
         await register.put(value(epoch=2), revision)
-    assert await register.get("b") == Stored(value(), revision)
+    assert await register.get("b") == StoredSet(value(), revision)
     disk.fault = None
     assert await register.put(value(epoch=2), revision) is not None
     assert not register.broken
@@ -131,7 +131,7 @@ async def test_register_refuses_writes_after_an_io_error(tmp_path: Path) -> None
     disk.fault = None
     with pytest.raises(RegisterUnavailable):
         await register.put(value(), NEVER)
-    assert await register.get("b") == Stored(None, NEVER)
+    assert await register.get("b") == StoredSet(None, NEVER)
     assert "broken" in register.broken
 
 

@@ -11,7 +11,7 @@ import pytest
 from neve.client.client import AsyncClient
 from neve.client.model import Message, MessageQueue, PullResult, PullStatus
 from neve.copy import source
-from neve.copy.source import Bounds, BrokerSource, Chunk
+from neve.copy.source import BrokerSource, Chunk, OffsetRange
 from neve.errors import ClientError
 
 QUEUE = MessageQueue("orders", "a", 0)
@@ -73,7 +73,7 @@ def test_broker_source_span_holds_all_times_after_clock_steps(back: int) -> None
         now += HOUR if number % 400 else -back * HOUR
         times.append(now)
     client: Any = Searched(times)
-    bounds = Bounds(0, len(times))
+    bounds = OffsetRange(0, len(times))
     for since in range(0, times[-1], 7 * HOUR):
         until = since + 5 * HOUR
         meant = [at for at, time in enumerate(times) if since <= time < until]
@@ -94,5 +94,5 @@ class SearchedForNearest:
 
 def test_broker_source_span_holds_the_last_message_at_brokers_of_4_9() -> None:
     client: Any = SearchedForNearest([100 * HOUR, 101 * HOUR, 102 * HOUR])
-    bounds = Bounds(0, 3)
+    bounds = OffsetRange(0, 3)
     assert asyncio.run(BrokerSource(client, "orders").span(QUEUE, bounds, None, 200 * HOUR)) == bounds

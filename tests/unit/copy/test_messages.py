@@ -6,7 +6,7 @@ import pytest
 
 from neve.client.model import Message, MessageQueue
 from neve.copy.messages import IDENTITY, NoOrigin, copy_of, is_selected
-from neve.copy.task import ORIGIN, RETRY, Filters, Target
+from neve.copy.task import ORIGIN, RETRY, CopyTarget, Filters
 
 DEAD = Message(
     "orders",
@@ -54,18 +54,18 @@ def test_filters_are_combined(filters: Filters, expected: bool) -> None:
 
 def test_copy_omits_reserved_properties_and_has_its_identity() -> None:
     into = MessageQueue("other", "c", 0)
-    one = copy_of(DEAD, "r1", Target(topic="other", keeps_queues=True), into)
+    one = copy_of(DEAD, "r1", CopyTarget(topic="other", keeps_queues=True), into)
     sent = one.message
     assert (sent.topic, sent.body, sent.tags, sent.keys, sent.flag) == ("other", b"body", "A", ("k", "l"), 3)
     assert sent.properties == {"colour": "red", IDENTITY: "r1/broker-a/%DLQ%g/0/7"}
     assert one.queue == into
-    assert copy_of(DEAD, "r1", Target(topic="other")).queue is None
+    assert copy_of(DEAD, "r1", CopyTarget(topic="other")).queue is None
 
 
 def test_dead_letter_goes_to_its_origin_or_its_group() -> None:
-    to_origin, to_group = (copy_of(DEAD, "r", Target(back=back, group="g")).message for back in (ORIGIN, RETRY))
+    to_origin, to_group = (copy_of(DEAD, "r", CopyTarget(back=back, group="g")).message for back in (ORIGIN, RETRY))
     assert (to_origin.topic, "RETRY_TOPIC" in to_origin.properties) == ("orders", False)
     assert (to_group.topic, to_group.properties["RETRY_TOPIC"]) == ("%RETRY%g", "orders")
     nowhere = Message("%DLQ%g", b"x", queue=DEAD.queue, queue_offset=9)
     with pytest.raises(NoOrigin, match="offset 9 of %DLQ%g"):
-        copy_of(nowhere, "r", Target(back=RETRY, group="g"))
+        copy_of(nowhere, "r", CopyTarget(back=RETRY, group="g"))

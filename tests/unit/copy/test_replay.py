@@ -15,9 +15,9 @@ from neve.client.model import Message, MessageQueue
 from neve.client.net.route import TopicRoute
 from neve.client.send.batch_sender import BatchItem
 from neve.copy.engine import CHUNK
-from neve.copy.replay import Asked, Replay, continued, count, ranges
-from neve.copy.source import Bounds, Chunk
-from neve.copy.task import Filters, Range, Target, Task
+from neve.copy.replay import Replay, RequestedRange, continued, count, ranges
+from neve.copy.source import Chunk, OffsetRange
+from neve.copy.task import CopyTarget, Filters, Range, Task
 from neve.copy.task_files import TaskBook
 from neve.errors import BrokerError, ClientError
 
@@ -28,11 +28,13 @@ LENGTH = 2_500
 class ListedQueues:
     """Two queues of messages a millisecond apart. Every tenth offset is missing."""
 
-    async def bounds(self) -> dict[MessageQueue, Bounds]:
-        return dict.fromkeys(QUEUES, Bounds(5, LENGTH))
+    async def bounds(self) -> dict[MessageQueue, OffsetRange]:
+        return dict.fromkeys(QUEUES, OffsetRange(5, LENGTH))
 
-    async def span(self, _queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
-        return Bounds(bounds.begin if since is None else since, bounds.end if until is None else until)
+    async def span(
+        self, _queue: MessageQueue, bounds: OffsetRange, since: int | None, until: int | None
+    ) -> OffsetRange:
+        return OffsetRange(bounds.begin if since is None else since, bounds.end if until is None else until)
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
         following = min(offset + count, end)
@@ -84,14 +86,14 @@ class FailingClient:
 
 
 def task(**changes: Any) -> Task:
-    fields: dict[str, Any] = {"name": "r", "source": "orders", "target": Target(topic="other")}
+    fields: dict[str, Any] = {"name": "r", "source": "orders", "target": CopyTarget(topic="other")}
     return Task(**fields | {"namesrv": "x", "to_namesrv": "x"} | changes)
 
 
 async def carried_out(of: Task, cluster: Any, book: TaskBook) -> Task:
     source = ListedQueues()
     if not of.ranges:
-        of.ranges = await ranges(source, Asked(), of.filters)
+        of.ranges = await ranges(source, RequestedRange(), of.filters)
     return await Replay(of, source, cluster, book, lambda: 0).run(lambda _: None)
 
 
@@ -125,7 +127,7 @@ def test_dry_run_counts_the_messages_that_are_sent(tmp_path: Path) -> None:
 
     async def both() -> tuple[Any, FailingClient]:
         source, cluster = ListedQueues(), FailingClient(1 << 30)
-        wanted.ranges = await ranges(source, Asked(first=1_100, end=1_150, broker="b"), wanted.filters)
+        wanted.ranges = await ranges(source, RequestedRange(first=1_100, end=1_150, broker="b"), wanted.filters)
         counted = await count(source, wanted)
         await carried_out(wanted, cluster, TaskBook(tmp_path))
         return counted, cluster
@@ -145,8 +147,8 @@ def test_cancelled_task_ends_and_missing_target_is_refused(tmp_path: Path) -> No
     assert (ended.state, len(cluster.stored)) == ("cancelled", 900)
     assert not book.is_to_cancel("r")
     for target, why in (
-        (Target(topic="another"), "topic another does not exist"),
-        (Target(topic="other", keeps_queues=True), "has no queue 3"),
+        (CopyTarget(topic="another"), "topic another does not exist"),
+        (CopyTarget(topic="other", keeps_queues=True), "has no queue 3"),
     ):
         with pytest.raises(ClientError, match=why):
             asyncio.run(carried_out(task(target=target), FailingClient(0), book))
@@ -160,7 +162,7 @@ def test_kept_queue_goes_to_one_queue_after_a_resume(tmp_path: Path, brokers: st
     book, first, second = TaskBook(tmp_path), FailingClient(2_300), FailingClient(1 << 30)
     first.brokers, second.brokers = brokers, brokers + "f"
     with pytest.raises(KilledCopy):
-        asyncio.run(carried_out(task(target=Target(topic="other", keeps_queues=True)), first, book))
+        asyncio.run(carried_out(task(target=CopyTarget(topic="other", keeps_queues=True)), first, book))
     asyncio.run(carried_out(book.load("r"), second, book))
     into = {q: {MessageQueue("other", to, q.queue_id)} for q, to in zip(QUEUES, expected, strict=True)}
     assert first.into == into
@@ -176,34 +178,36 @@ def told(several: list[Range]) -> dict[str, tuple[int, int]]:
 
 
 def test_end_of_a_queue_is_kept_by_tasks_of_other_parts() -> None:
-    every = Asked()
+    every = RequestedRange()
     first = continued(found(("a", 0, 100), ("b", 0, 50)), [], every, from_first=True)
     assert told(first) == {"a": (0, 100), "b": (0, 50)}
     # a task of one queue, or without an unreachable broker, keeps the end of the other queue
-    second = continued(found(("b", 0, 60)), first, Asked(broker="b"), from_first=False)
+    second = continued(found(("b", 0, 60)), first, RequestedRange(broker="b"), from_first=False)
     assert told(second) == {"b": (50, 60), "a": (100, 100)}
     # offsets already processed
-    third = continued(found(("a", 0, 11), ("b", 0, 11)), second, Asked(first=0, end=11), from_first=False)
+    third = continued(found(("a", 0, 11), ("b", 0, 11)), second, RequestedRange(first=0, end=11), from_first=False)
     assert told(third) == {"a": (11, 11), "b": (11, 11)}
-    again = continued(found(("a", 0, 11), ("b", 0, 11)), third, Asked(first=0, end=11), from_first=True)
+    again = continued(found(("a", 0, 11), ("b", 0, 11)), third, RequestedRange(first=0, end=11), from_first=True)
     assert told(again) == {"a": (0, 11), "b": (0, 11)}
     last = continued(found(("a", 0, 105), ("b", 0, 60)), again, every, from_first=False)
     assert told(last) == {"a": (100, 105), "b": (60, 60)}
 
 
 def test_queue_shorter_than_the_earlier_task_is_an_error() -> None:
-    before = continued(found(("a", 0, 100)), [], Asked(), from_first=True)
+    before = continued(found(("a", 0, 100)), [], RequestedRange(), from_first=True)
     with pytest.raises(ClientError, match="it ends at 5, and the task before went to 100"):
-        continued(found(("a", 0, 5)), before, Asked(), from_first=False)
-    anew = continued(found(("a", 0, 5)), before, Asked(), from_first=True)
+        continued(found(("a", 0, 5)), before, RequestedRange(), from_first=False)
+    anew = continued(found(("a", 0, 5)), before, RequestedRange(), from_first=True)
     assert told(anew) == {"a": (0, 5)}
-    assert told(continued(found(("a", 0, 8)), anew, Asked(), from_first=False)) == {"a": (5, 8)}
+    assert told(continued(found(("a", 0, 8)), anew, RequestedRange(), from_first=False)) == {"a": (5, 8)}
 
 
 class ClockSetBack(ListedQueues):
     """Like `Listed`, but the clock was set back twice: times are 5 .. 1004, again 5 .. 1004, then 5 .. 504."""
 
-    async def span(self, _queue: MessageQueue, bounds: Bounds, _since: int | None, _until: int | None) -> Bounds:
+    async def span(
+        self, _queue: MessageQueue, bounds: OffsetRange, _since: int | None, _until: int | None
+    ) -> OffsetRange:
         return bounds
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
@@ -216,7 +220,7 @@ def test_replay_until_a_time_reads_past_later_messages(tmp_path: Path) -> None:
     wanted, cluster, source = task(filters=Filters(until=105)), FailingClient(1 << 30), ClockSetBack()
 
     async def both() -> dict[tuple[str, int], Any]:
-        wanted.ranges = await ranges(source, Asked(broker="a"), wanted.filters)
+        wanted.ranges = await ranges(source, RequestedRange(broker="a"), wanted.filters)
         counted = await count(source, wanted)
         await Replay(wanted, source, cast("Any", cluster), TaskBook(tmp_path), lambda: 0).run(lambda _: None)
         return counted

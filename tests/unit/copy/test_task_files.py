@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from neve.copy.task import Filters, Range, Target, Task
+from neve.copy.task import CopyTarget, Filters, Range, Task
 from neve.copy.task_files import BadName, Busy, TaskBook
 
 
@@ -16,7 +16,7 @@ def task(name: str = "r1") -> Task:
     return Task(
         name=name,
         source="orders",
-        target=Target(topic="other"),
+        target=CopyTarget(topic="other"),
         namesrv="a:1",
         to_namesrv="b:1",
         filters=Filters(tags=("A",), since=5),

@@ -19,7 +19,7 @@ from infra.objects.store import (
     StoreUnavailable,
     UnknownOutcome,
 )
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.journal import (
     Commit,
@@ -179,7 +179,12 @@ class CompactRig(Rig):
     """A broker whose archive has the objects of a Log, and whose local log begins above them."""
 
     def __init__(
-        self, directory: Path, objects: Sequence[Stored], policy: Policy | None = None, *, is_quick: bool = False
+        self,
+        directory: Path,
+        objects: Sequence[Stored],
+        policy: RetentionPolicy | None = None,
+        *,
+        is_quick: bool = False,
     ) -> None:
         super().__init__(directory / "state", policy)
         self.is_quick = is_quick

@@ -16,7 +16,7 @@ from infra.disk.filesystem import RealDisk
 from infra.objects.store import PreconditionFailed
 from lifecycle.hot_store import Aged, Hidden
 from lifecycle.lifecycle import ArchiveLifecycle
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.format.journal import CommittedObject, PlannedObject, RowGroup
 from neve.record.codec import decode_record
@@ -334,13 +334,13 @@ class FakeWorker:
 class Rig:
     """The lifecycle of one broker over a shared store. `restart()` starts it again after a crash."""
 
-    def __init__(self, directory: Path, policy: Policy | None = None, log_uuid: str = "log-1") -> None:
+    def __init__(self, directory: Path, policy: RetentionPolicy | None = None, log_uuid: str = "log-1") -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
         self.hot = FakeHot(self.clock)
         self.worker = FakeWorker(self.store, self.hot)
         self.directory, self.log_uuid = directory, log_uuid
-        self.policy = policy or Policy()
+        self.policy = policy or RetentionPolicy()
         self.restart()
 
     def new_journal(self, directory: Path | None = None, log_uuid: str | None = None) -> JournalWriter:

@@ -8,7 +8,7 @@ from pathlib import Path
 from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
 from lifecycle.lifecycle import ArchiveLifecycle, SharedLog
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import read_catalog
@@ -84,7 +84,7 @@ class ArchivingSet:
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
-        self.policy = Policy()
+        self.policy = RetentionPolicy()
         self.directory, self.master_epoch = directory, 0
         self.a, self.b = ArchivingMember(self, directory / "a"), ArchivingMember(self, directory / "b")
 

@@ -27,7 +27,7 @@ from infra.objects.store import (
 )
 from lifecycle.compact import RETRY_MS
 from lifecycle.compaction import plan_topic
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.journal import (
@@ -77,7 +77,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> SealedLog:
 def new(tmp_path: Path, log: SealedLog) -> Iterator[Callable[..., CompactRig]]:
     made: list[CompactRig] = []
 
-    def make(policy: Policy | None = None, *, is_quick: bool = False) -> CompactRig:
+    def make(policy: RetentionPolicy | None = None, *, is_quick: bool = False) -> CompactRig:
         directory = tmp_path / str(len(made))
         directory.mkdir()
         objects = quick(stored(log), log.sealed) if is_quick else stored(log)
@@ -164,7 +164,7 @@ def test_compaction_job_needs_the_setting_and_an_ended_day(new: New) -> None:
     rig.clock.set_wall(1_800_000_000_000)
     rig.lifecycle.safe_clock.confirm()
     assert rig.lifecycle.compact.run() == 0
-    rig.policy = Policy(compaction=True)
+    rig.policy = RetentionPolicy(compaction=True)
     assert rig.lifecycle.compact.run() == 1
 
 
@@ -411,7 +411,7 @@ def test_late_replace_before_its_abort_keeps_the_new_object(new: New, log: Seale
 def test_failed_compaction_is_retried_after_a_delay_or_on_request(
     new: New, log: SealedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = new(Policy(compaction=True, grace_ms=0))
+    rig = new(RetentionPolicy(compaction=True, grace_ms=0))
     rig.clock.set_wall(1_800_000_000_000)
     rig.lifecycle.safe_clock.confirm()
     tries = []
@@ -475,7 +475,7 @@ def test_catalog_rebuilt_from_objects_finds_each_row_once(new: New, log: SealedL
 
 
 def test_compaction_job_plans_a_topic_only_after_a_change(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = new(Policy(compaction=True))
+    rig = new(RetentionPolicy(compaction=True))
     rig.clock.set_wall(1_800_000_000_000)
     rig.lifecycle.safe_clock.confirm()
     looks: list[str] = []

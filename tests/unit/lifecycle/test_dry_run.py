@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.policy.expiry import rows_below
 from neve.archive.policy.ttl import HOUR_MS
@@ -37,7 +37,7 @@ def test_ttl_plan_equals_the_next_sweep(history: list[tuple[object, ...]], later
         rig.clock.advance(later * HOUR_MS)
         rig.lifecycle.safe_clock.confirm()
         rig.offload()  # the plan covers only the archive
-        rig.policy = Policy(ttl_hours=lambda topic: ttl)
+        rig.policy = RetentionPolicy(ttl_hours=lambda topic: ttl)
         catalog = rig.journal.catalog
         plan = expiry_plan(TOPIC, [catalog], ttl, rig.clock.now_ms())
         before, rows = {name.key: name for name in catalog.objects(TOPIC)}, visible(catalog)
@@ -51,7 +51,7 @@ def test_ttl_plan_equals_the_next_sweep(history: list[tuple[object, ...]], later
 def test_ttl_keeps_expired_objects_above_a_live_one() -> None:
     with tempfile.TemporaryDirectory() as directory:
         rig = lived(Path(directory), _LIVE_IN_THE_MIDDLE)
-        rig.policy = Policy(ttl_hours=lambda topic: 24)
+        rig.policy = RetentionPolicy(ttl_hours=lambda topic: 24)
         plan = expiry_plan(TOPIC, [rig.journal.catalog], 24, rig.clock.now_ms())
         assert (plan["objects_gone"], plan["rows_deleted"], plan["rows_kept"]) == (1, 9, 18)
         assert rig.lifecycle.expire.run()["expired"] == 1
@@ -59,7 +59,7 @@ def test_ttl_keeps_expired_objects_above_a_live_one() -> None:
 
 def lived(directory: Path, history: list[tuple[object, ...]]) -> Rig:
     """Return a broker after this history. Its sweeps use a TTL of 24 hours."""
-    rig = Rig(directory, Policy(ttl_hours=lambda topic: 24))
+    rig = Rig(directory, RetentionPolicy(ttl_hours=lambda topic: 24))
     for verb, *arguments in history:
         match verb, arguments:
             case "put", [int(queue), int(count)]:

@@ -22,7 +22,7 @@ from infra.objects.store import NotFound, ObjectInfo, ObjectStoreError, Precondi
 from lifecycle import erase as erase_module
 from lifecycle.erase import EraseRequest
 from lifecycle.hot_store import Hidden
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.journal import (
     COMPACT,
@@ -173,7 +173,7 @@ def rest(log: SealedLog) -> Sealed:
 def new(tmp_path: Path, log: SealedLog) -> Iterator[New]:
     made: list[EraseRig] = []
 
-    def make(policy: Policy | None = None, *, is_quick: bool = False, first: int = 4) -> EraseRig:
+    def make(policy: RetentionPolicy | None = None, *, is_quick: bool = False, first: int = 4) -> EraseRig:
         """Make a rig whose archive has the first `first` objects."""
         directory = tmp_path / str(len(made))
         directory.mkdir()
@@ -631,7 +631,7 @@ def test_certificate_is_incomplete_if_a_round_archives_after_the_search(
 
 
 def test_certificate_lists_local_copies_with_their_deletion_time(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig = new(RetentionPolicy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 0, 15)
     rig.hot.first_segment, rig.hot.tail = 5_000, 5_000 + SEGMENT  # offsets 0 to 4 were below
     rig.hot.records = [(5_000 + 10 * at, *record[1:]) for at, record in enumerate(rig.hot.records) if record[3] >= 5]
@@ -652,7 +652,7 @@ def test_certificate_lists_local_copies_with_their_deletion_time(new: New, monke
 
 
 def test_certificate_counts_unsearched_expired_rows_in_local_log(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig = new(RetentionPolicy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
     rig.journal.append(Expire(keys=[rig.names[0].key], delete_after_ms=rig.clock.now_ms(), minimums={TOPIC: {0: 9}}))
@@ -733,7 +733,7 @@ def of_no_queue(until: int) -> list[dict[str, Any]]:
 
 
 def test_certificate_lists_local_copies_of_a_deleted_topic(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig = new(RetentionPolicy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
     rig.hot.next.clear()  # the segments still have its messages
@@ -869,7 +869,7 @@ def former(offset: int, keys: str = KEY, *, topic: str = TOPIC, at: int = 0, mor
 
 
 def test_erasure_searches_messages_of_deleted_topics_in_the_log(new: New) -> None:
-    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig = new(RetentionPolicy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 7, 1)
     rig.hot.former = {TOPIC: 500, "%RETRY%g": 1 << 40}
     retry = f"RETRY_TOPIC\x01{TOPIC}\x02"
@@ -926,7 +926,7 @@ def test_certificate_is_incomplete_where_a_quarantined_record_stays(new: New) ->
 
 
 def test_certificate_is_incomplete_while_messages_wait_for_delivery(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig = new(RetentionPolicy(reserved_ms=7 * HOUR))
     rig.hot.put(SCHEDULE_TOPIC, 7, 3)
     target, other = f"REAL_TOPIC\x01{TOPIC}\x02", "REAL_TOPIC\x01other\x02"
     rig.hot.raw = [former(at, topic=SCHEDULE_TOPIC, at=at * 100, more=target) for at in range(3)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.objects.store import ObjectStoreError, StoreUnavailable, UnknownOutcome
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import entries, read_catalog
 from neve.archive.format.journal import AnyEntry, Forget, Intent, PlannedObject, Topic, encode_entry
@@ -24,7 +24,7 @@ DAY = 24 * HOUR
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: None))
+    return Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: None))
 
 
 def archived_and_deleted(rig: Rig) -> None:
@@ -84,11 +84,11 @@ def test_deleted_topic_is_kept_while_a_trace_of_it_may_exist(rig: Rig, why: str)
         name = PlannedObject(key="k", topic="a", day="2026-01-01", start=end, end=end + 100, queues={0: (15, 15)})
         rig.journal.append(Intent(round=99, names=[name]))
     elif why == "in the log":
-        rig.policy = Policy(ttl_hours=lambda topic: None, deleted_up_to=lambda topic: begin + 1)
+        rig.policy = RetentionPolicy(ttl_hours=lambda topic: None, deleted_up_to=lambda topic: begin + 1)
     elif why == "has queues":
         rig.hot.put("a")
     elif why == "made again":
-        rig.policy = Policy(ttl_hours=lambda topic: None, exists=lambda topic: topic == "a")
+        rig.policy = RetentionPolicy(ttl_hours=lambda topic: None, exists=lambda topic: topic == "a")
     elif why == "of a set":
         rig.lifecycle.forget._is_alone = False
     assert rig.lifecycle.forget.run() == 0

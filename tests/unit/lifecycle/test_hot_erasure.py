@@ -8,7 +8,7 @@ import pytest
 
 from lifecycle.hot_erasure import HotErasure
 from lifecycle.hot_store import Hidden
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.format.journal import ERASED, Expire, Gap
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.members import ArchivingSet
@@ -79,7 +79,7 @@ def test_copied_log_hides_no_offset_that_may_be_reused(rig: Rig) -> None:
     rig.journal.append(gap("a", 0, 2, 3))
     rig.journal.append(gap("b", 0, 1, 1))
     lifecycle, at = rig.lifecycle, [500]
-    policy = Policy(deleted_up_to=lambda topic: 100 if topic == "a" else 0)
+    policy = RetentionPolicy(deleted_up_to=lambda topic: 100 if topic == "a" else 0)
     job = HotErasure(
         rig.hot, rig.journal, lambda: policy, lifecycle.turns, described_below=lambda: at[0], is_copy=True
     )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 
 from infra.objects.store import StoreUnavailable
 from lifecycle.backlog import _Count
-from lifecycle.retention import Pending, Policy
+from lifecycle.retention import Pending, RetentionPolicy
 from lifecycle.turns import Turns
 from neve.archive.format.journal import Commit, Expire
 from tests.kit.clock.waiting import wait_until
@@ -31,7 +31,7 @@ def backlog(rig: Rig) -> Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path / "state", Policy(archive_min_bytes=1))
+    return Rig(tmp_path / "state", RetentionPolicy(archive_min_bytes=1))
 
 
 def on_upload(rig: Rig, act: Callable[[int], None]) -> list[int]:
@@ -104,7 +104,9 @@ def test_segment_kept_by_a_truncation_is_counted_once_evicted(rig: Rig) -> None:
 def test_ttl_and_retention_run_between_the_uploads_of_a_backlog(rig: Rig) -> None:
     """Each job runs completely during each upload and finds the work that was committed until then."""
     brief, topics = 6, ("a", "b")
-    rig.policy = Policy(archive_min_bytes=1, grace_ms=0, ttl_hours=lambda topic: 1 if topic == "brief" else None)
+    rig.policy = RetentionPolicy(
+        archive_min_bytes=1, grace_ms=0, ttl_hours=lambda topic: 1 if topic == "brief" else None
+    )
     for _ in range(brief):
         rig.hot.put("brief", count=10)
         rig.offload()
@@ -232,7 +234,7 @@ def test_backlog_scan_reads_only_new_entries(rig: Rig) -> None:
 
 
 def test_idle_topic_is_not_scanned_again(rig: Rig) -> None:
-    rig.policy = Policy(archive_min_bytes=1 << 30)
+    rig.policy = RetentionPolicy(archive_min_bytes=1 << 30)
     for topic in range(20):
         rig.hot.put(f"t{topic}")
     before = rig.lifecycle.backlog()
@@ -267,7 +269,7 @@ def test_round_reads_its_topics_in_one_call(rig: Rig) -> None:
 
 def test_recreated_topic_starts_new_backlog_counts(rig: Rig) -> None:
     gone = {"a": 0}
-    rig.policy = Policy(archive_min_bytes=1 << 30, deleted_up_to=gone.__getitem__)
+    rig.policy = RetentionPolicy(archive_min_bytes=1 << 30, deleted_up_to=gone.__getitem__)
     rig.hot.put("a", count=5)
     assert rig.lifecycle.backlog()["a"].bytes == 500
     rig.hot.delete_topic("a")
@@ -280,7 +282,7 @@ def test_recreated_topic_is_archived_below_the_expired_minimum(
     rig: Rig,
 ) -> None:
     """A broker records its own deletions first. Only in a copy of another log can a lower offset be a reused one."""
-    rig.policy = Policy(deleted_up_to=lambda topic: 1)
+    rig.policy = RetentionPolicy(deleted_up_to=lambda topic: 1)
     rig.hot.put("a", count=5)
     rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={"a": {0: 2}}))
     rig.offload()
@@ -305,7 +307,7 @@ def test_full_disk_evicts_sealed_segments_before_and_without_a_roll(rig: Rig) ->
 
 
 def test_messages_with_future_store_time_are_archived(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "state", Policy(archive_max_age_ms=3_600_000))
+    rig = Rig(tmp_path / "state", RetentionPolicy(archive_max_age_ms=3_600_000))
     right = rig.clock.now_ms()
     rig.clock.set_wall(right + 86_400_000)
     rig.hot.put("a")

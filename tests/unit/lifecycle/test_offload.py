@@ -11,7 +11,7 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.objects.store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.format.journal import COMPACT, Intent, PlannedObject
 from tests.unit.lifecycle.fakes import SEGMENT, STEPS, Rig
 from tiered.write.offload_plan import TopicUnreadable
@@ -224,7 +224,7 @@ def test_two_small_writes_per_round(rig: Rig) -> None:
 
 
 def test_only_due_topics_are_written(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "s", Policy(archive_min_bytes=500, archive_max_age_ms=HOUR))
+    rig = Rig(tmp_path / "s", RetentionPolicy(archive_min_bytes=500, archive_max_age_ms=HOUR))
     rig.hot.put("big", count=5)
     rig.hot.put("small", count=4)
     rig.lifecycle.offload.run()
@@ -235,7 +235,7 @@ def test_only_due_topics_are_written(tmp_path: Path) -> None:
 
 
 def test_system_topics_are_never_archived_and_hold_their_segment(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "state", Policy(archived=lambda topic: topic != OWN))
+    rig = Rig(tmp_path / "state", RetentionPolicy(archived=lambda topic: topic != OWN))
     rig.hot.put("a", count=5)
     rig.hot.put(OWN, 3, 2)
     rig.offload(evict=True)
@@ -250,7 +250,9 @@ def test_system_topics_are_never_archived_and_hold_their_segment(tmp_path: Path)
 
 def test_internal_topic_holds_a_segment_only_while_messages_wait(tmp_path: Path) -> None:
     """Otherwise, a broker with delayed messages could not free disk space for fileReservedTime."""
-    rig = Rig(tmp_path / "state", Policy(archived=lambda topic: topic != OWN, internal=lambda topic: topic == OWN))
+    rig = Rig(
+        tmp_path / "state", RetentionPolicy(archived=lambda topic: topic != OWN, internal=lambda topic: topic == OWN)
+    )
     rig.hot.put("a", count=5)
     rig.hot.put(OWN, 3, 2)
     rig.hot.pinned = 500

@@ -13,7 +13,7 @@ import pytest
 from infra.objects.store import ObjectStoreError, PreconditionFailed, StoreUnavailable
 from infra.state_table import ImpossibleTransition
 from lifecycle.lifecycle import ArchiveLifecycle
-from lifecycle.retention import Policy, worker_priority
+from lifecycle.retention import RetentionPolicy, worker_priority
 from lifecycle.safe_clock import SafeClock
 from neve.archive.format.journal import Commit, CommittedObject, PlannedObject
 from tests.kit.archive.deferred_uploads import DeferredUploads, Files, in_order
@@ -28,7 +28,7 @@ TOPICS = 9
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path / "state", Policy(archive_min_bytes=1))
+    return Rig(tmp_path / "state", RetentionPolicy(archive_min_bytes=1))
 
 
 class Watched(DeferredUploads):
@@ -192,7 +192,7 @@ def test_ttl_and_eviction_run_during_uploads(rig: Rig) -> None:
 
 def small_round(root: Path) -> Rig:
     """Return a rig with nine topics of two messages, four uploads in flight, and LIFO completion."""
-    rig = Rig(root / "state", Policy(archive_min_bytes=1))
+    rig = Rig(root / "state", RetentionPolicy(archive_min_bytes=1))
     watched = watch(rig, Limits(group=2, names=4, commit_names=3))
     watched.choose = lambda waiting: [waiting - 1] if waiting % 2 else [waiting - 1, 0]
     fill(rig, TOPICS, count=2)
@@ -318,13 +318,13 @@ HOURS = 3_600_000
     ],
 )
 def test_worker_priority_rises_with_backlog_age_and_disk_use(oldest_ms: int, disk: float, priority: str) -> None:
-    policy = Policy(archive_max_age_ms=HOURS, disk_mark=0.75, worker_priority="idle")
+    policy = RetentionPolicy(archive_max_age_ms=HOURS, disk_mark=0.75, worker_priority="idle")
     assert worker_priority(policy, oldest_ms, 10 * HOURS, disk, is_awaited=False) == priority
     assert worker_priority(policy, oldest_ms, 10 * HOURS, disk, is_awaited=True) == "normal"
 
 
 def test_requested_round_raises_the_worker_priority(rig: Rig) -> None:
-    rig.policy = Policy(archive_min_bytes=1, worker_priority="idle")
+    rig.policy = RetentionPolicy(archive_min_bytes=1, worker_priority="idle")
     told = list[str]()
 
     def set_priority(priority: str) -> None:
@@ -338,7 +338,7 @@ def test_requested_round_raises_the_worker_priority(rig: Rig) -> None:
 
 
 def test_worker_priority_is_adjusted_during_a_round(rig: Rig) -> None:
-    rig.policy = Policy(archive_min_bytes=1, worker_priority="low")
+    rig.policy = RetentionPolicy(archive_min_bytes=1, worker_priority="low")
     fill(rig, 1)
     rig.lifecycle.offload.run()
     assert rig.worker.priority == "low"

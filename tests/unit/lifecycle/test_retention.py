@@ -19,7 +19,7 @@ from infra.loop.pace import Pace
 from infra.loop.threads import SYSTEM_THREADS
 from infra.objects.store import NotFound, StoreUnavailable, UnknownOutcome
 from lifecycle.hot_expiry import ExpiryRecord, HotExpiry
-from lifecycle.retention import Pending, Policy, due_topics, upload_rate, waited_as_by_default
+from lifecycle.retention import Pending, RetentionPolicy, due_topics, upload_rate, waited_as_by_default
 from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from neve.archive.catalog.catalog import Catalog
@@ -43,7 +43,7 @@ TTL = 48
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     """Return a rig with two objects of `a`, an hour apart, with a TTL of 48 h, and one of `b` without a TTL."""
-    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL if topic == "a" else None))
+    rig = Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: TTL if topic == "a" else None))
     rig.hot.put("a", count=3)
     rig.hot.put("b", count=3)
     rig.offload()
@@ -119,7 +119,7 @@ def test_clock_jump_without_archive_hides_and_deletes_nothing(tmp_path: Path) ->
 
 
 def test_objects_with_unknown_times_and_later_ones_are_kept(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: 1))
+    rig = Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: 1))
     rig.worker.unknown_times = True
     rig.hot.put("a")
     rig.offload()
@@ -132,7 +132,7 @@ def test_objects_with_unknown_times_and_later_ones_are_kept(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("hours", [None, -1, 0, FOR_EVER_HOURS])
 def test_topic_without_ttl_never_expires(rig: Rig, hours: int | None) -> None:
-    assert Policy(ttl_hours=lambda topic: hours).ttl_ms("a") is None
+    assert RetentionPolicy(ttl_hours=lambda topic: hours).ttl_ms("a") is None
 
 
 def test_crash_between_deletion_and_its_entry_repeats_the_deletion(rig: Rig) -> None:
@@ -192,7 +192,7 @@ def test_object_restored_between_two_batches_is_not_deleted(rig: Rig, monkeypatc
 def test_failed_cache_clear_delays_only_entries_of_erased_objects(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig.policy = Policy(ttl_hours=lambda topic: TTL)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: TTL)
     rig.journal.append(Gap(topic="a", queue=0, first=5, last=5, reason=f"{ERASED}one"))
     erased, others = data(rig, "a"), data(rig, "b")
     rig.clock.advance(TTL * HOUR)
@@ -231,7 +231,7 @@ def test_ttl_applies_to_the_hot_tier(rig: Rig) -> None:
 
 def test_hot_ttl_skips_topics_that_cannot_have_expired(tmp_path: Path) -> None:
     """Each check of a queue is a step of the event loop, and there may be 80,000 queues to check each minute."""
-    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
+    rig = Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: TTL))
     looked: list[list[str]] = []
     aged = rig.hot.aged
 
@@ -255,17 +255,17 @@ def test_hot_ttl_skips_topics_that_cannot_have_expired(tmp_path: Path) -> None:
     rig.clock.advance(HOUR)
     assert rig.lifecycle.expire.run()["raised"] == 2
     assert (rig.hot.minimums["b", 0], rig.hot.minimums["a", 1]) == (1, 1)
-    rig.policy = Policy(ttl_hours=lambda topic: 1000)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: 1000)
     rig.lifecycle.unexpire.run()
     assert rig.hot.minimums["a", 0] == 0
     looked.clear()
-    rig.policy = Policy(ttl_hours=lambda topic: TTL)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: TTL)
     assert rig.lifecycle.expire.run()["raised"] == 3, "what came back is looked at anew"
     assert looked == [["a", "b"]]
 
 
 def test_hot_ttl_expires_messages_stored_after_a_clock_step_back(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
+    rig = Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: TTL))
     expiry = HotExpiry(rig.hot, ExpiryRecord(None, lambda: rig.policy, rig.clock), lambda: rig.policy)
     now = rig.clock.now_ms()
     rig.hot.put("a")
@@ -291,7 +291,7 @@ def test_topic_recreated_during_ttl_scan_keeps_its_new_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """The topic is deleted and recreated between the scan and the EXPIRE; the scan saw its old messages."""
-    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
+    rig = Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: TTL))
     rig.hot.put("a", count=5)
     rig.clock.advance(TTL * HOUR)
     look, pending = getattr(rig.hot, verb), ["a"]
@@ -313,7 +313,7 @@ def test_topic_recreated_during_ttl_scan_keeps_its_new_messages(
 
 
 def test_topic_named_by_a_pending_expire_does_not_restart_at_zero(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
+    rig = Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: TTL))
     rig.hot.put("a", count=5)
     rig.clock.advance(TTL * HOUR)
     asked = []
@@ -331,7 +331,9 @@ def test_recreated_topic_without_archive_keeps_its_new_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path / "state")
-    local = RetentionJobs(rig.hot, lambda: Policy(ttl_hours=lambda topic: TTL), rig.clock, SafeClock(rig.clock))
+    local = RetentionJobs(
+        rig.hot, lambda: RetentionPolicy(ttl_hours=lambda topic: TTL), rig.clock, SafeClock(rig.clock)
+    )
     rig.hot.put("a", count=5)
     rig.clock.advance(TTL * HOUR)
     expire = rig.hot.expire_below
@@ -473,7 +475,7 @@ def test_eviction_waits_for_age_or_a_crowded_disk(rig: Rig) -> None:
 
 
 def without_archive(rig: Rig, **rules: Any) -> RetentionJobs:
-    policy = Policy(archived=lambda topic: False, delete_hours=None, force_mark=0.85)
+    policy = RetentionPolicy(archived=lambda topic: False, delete_hours=None, force_mark=0.85)
     return RetentionJobs(rig.hot, lambda: replace(policy, **rules), rig.clock, SafeClock(rig.clock))
 
 
@@ -501,7 +503,7 @@ def test_unconfirmed_segments_are_not_evicted_by_age(tmp_path: Path) -> None:
     """A broker set without an archive may still truncate the log at the confirmed offset."""
     rig = Rig(tmp_path / "state")
     hot = MemberHot(rig.clock)
-    policy = Policy(archived=lambda topic: False)
+    policy = RetentionPolicy(archived=lambda topic: False)
     local = RetentionJobs(hot, lambda: policy, rig.clock, SafeClock(rig.clock), is_member=True)
     hot.put("a", count=25)
     rig.clock.advance(72 * HOUR)
@@ -552,7 +554,7 @@ def test_crowded_disk_is_relieved_down_to_the_lower_mark(tmp_path: Path) -> None
 
 def test_unarchived_topics_do_not_block_eviction_on_a_crowded_disk(tmp_path: Path) -> None:
     """Otherwise, message traces would block all evictions."""
-    rig = Rig(tmp_path / "state", Policy(archived=lambda topic: topic != "RMQ_SYS_TRACE_TOPIC"))
+    rig = Rig(tmp_path / "state", RetentionPolicy(archived=lambda topic: topic != "RMQ_SYS_TRACE_TOPIC"))
     rig.hot.put("RMQ_SYS_TRACE_TOPIC")
     rig.hot.put("a", count=15)
     rig.offload()
@@ -564,7 +566,10 @@ def test_unarchived_topics_do_not_block_eviction_on_a_crowded_disk(tmp_path: Pat
 def test_unarchived_segment_is_evicted_only_if_its_topic_was_deleted(tmp_path: Path) -> None:
     """A topic missing from the topic table may be a lost table, so its messages are kept until they are archived."""
     gone: dict[str, int] = {}
-    rig = Rig(tmp_path / "state", Policy(deleted_up_to=lambda topic: gone.get(topic, 0), ttl_hours=lambda topic: None))
+    rig = Rig(
+        tmp_path / "state",
+        RetentionPolicy(deleted_up_to=lambda topic: gone.get(topic, 0), ttl_hours=lambda topic: None),
+    )
     rig.hot.put("lost", count=15)
     rig.hot.disk = 0.99
     rig.clock.advance(1000 * HOUR)
@@ -576,17 +581,17 @@ def test_unarchived_segment_is_evicted_only_if_its_topic_was_deleted(tmp_path: P
 
 
 def test_upload_rate_rises_with_backlog_age_and_disk_use() -> None:
-    policy = Policy(upload_bytes_per_second=1000, archive_max_age_ms=HOUR, disk_mark=0.75)
+    policy = RetentionPolicy(upload_bytes_per_second=1000, archive_max_age_ms=HOUR, disk_mark=0.75)
     assert upload_rate(policy, -1, 10 * HOUR, 0.1) == 1000
     assert upload_rate(policy, 10 * HOUR, 10 * HOUR, 0.1) == 1000
     assert upload_rate(policy, 7 * HOUR, 10 * HOUR, 0.1) == 3000
     assert upload_rate(policy, 7 * HOUR, 10 * HOUR, 0.76) == 0
-    assert upload_rate(Policy(), 0, 10 * HOUR, 0.1) == 0
+    assert upload_rate(RetentionPolicy(), 0, 10 * HOUR, 0.1) == 0
 
 
 def test_topic_is_due_by_its_own_max_age_or_its_bytes() -> None:
     own = {"quick": HOUR // 60, "patient": 6 * HOUR}
-    policy = Policy(archive_min_bytes=500, archive_max_age_ms=HOUR, own_max_age_ms=own.get)
+    policy = RetentionPolicy(archive_min_bytes=500, archive_max_age_ms=HOUR, own_max_age_ms=own.get)
 
     def due(age: int, size: int = 100) -> set[str]:
         pending = {topic: Pending(size, 100 * DAY - age) for topic in ("quick", "patient", "other")}
@@ -616,7 +621,7 @@ def test_topic_is_due_by_its_own_max_age_or_its_bytes() -> None:
     ],
 )
 def test_topic_with_a_long_max_age_is_due_at_the_end_of_its_day(age: int, stored: int, looks: int) -> None:
-    policy = Policy(archive_max_age_ms=age * HOUR)
+    policy = RetentionPolicy(archive_max_age_ms=age * HOUR)
     pending = {"t": Pending(1, 100 * DAY + stored * HOUR)}
     due = [
         hour for hour in range(stored, stored + age + 1) if due_topics(pending, (), {}, policy, 100 * DAY + hour * HOUR)
@@ -626,7 +631,7 @@ def test_topic_with_a_long_max_age_is_due_at_the_end_of_its_day(age: int, stored
 
 
 def test_topic_within_its_own_max_age_does_not_raise_the_upload_rate() -> None:
-    policy = Policy(archive_max_age_ms=HOUR, own_max_age_ms={"patient": 24 * HOUR, "quick": HOUR // 4}.get)
+    policy = RetentionPolicy(archive_max_age_ms=HOUR, own_max_age_ms={"patient": 24 * HOUR, "quick": HOUR // 4}.get)
     now = 100 * DAY
     assert waited_as_by_default({}, policy, now) == -1
     assert waited_as_by_default({"patient": Pending(1, -1)}, policy, now) == -1
@@ -638,7 +643,7 @@ def test_topic_within_its_own_max_age_does_not_raise_the_upload_rate() -> None:
 
 def test_upload_rate_follows_the_policy_and_is_reset_on_stop(rig: Rig) -> None:
     assert set(rig.worker.rates) == {0}
-    rig.policy = Policy(upload_bytes_per_second=500, archive_max_age_ms=HOUR)
+    rig.policy = RetentionPolicy(upload_bytes_per_second=500, archive_max_age_ms=HOUR)
     rig.hot.put("a")
     rig.clock.advance(2 * HOUR)
     rig.offload()
@@ -672,7 +677,7 @@ def test_expiry_within_an_object_covers_only_the_start_of_each_queue(rig: Rig) -
 
 
 def test_rows_expired_before_their_round_stay_hidden(rig: Rig) -> None:
-    rig.policy = Policy(ttl_hours=lambda topic: 1 if topic == "c" else None)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: 1 if topic == "c" else None)
     rig.hot.put("c", count=2)
     rig.clock.advance(HOUR + 1)
     rig.hot.put("c", count=2)
@@ -684,7 +689,7 @@ def test_rows_expired_before_their_round_stay_hidden(rig: Rig) -> None:
 
 
 def test_power_cut_after_unknown_expiry_hides_no_later_message(rig: Rig) -> None:
-    rig.policy = Policy(ttl_hours=lambda topic: 1 if topic == "c" else None)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: 1 if topic == "c" else None)
     rig.hot.put("c", count=3)
     rig.clock.advance(HOUR + 1)
     rig.store.fail("put", UnknownOutcome("timeout"), after=True, match="journal")
@@ -696,7 +701,7 @@ def test_power_cut_after_unknown_expiry_hides_no_later_message(rig: Rig) -> None
 
 
 def test_nothing_is_evicted_as_expired_while_the_clocks_disagree(rig: Rig) -> None:
-    rig.policy = Policy(ttl_hours=lambda topic: 1, reserved_ms=0)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: 1, reserved_ms=0)
     rig.hot.put("d", count=3)
     rig.hot.roll()
     rig.clock.advance(2 * HOUR)

@@ -12,7 +12,7 @@ from infra.failpoint import FailpointError
 from infra.objects.store import StoreUnavailable
 from lifecycle.evict import no_limit
 from lifecycle.lifecycle import ArchiveLifecycle, SharedLog
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper
 from neve.archive.catalog.catalog import Catalog
@@ -293,7 +293,7 @@ def test_set_continues_the_archive_of_its_first_broker(tmp_path: Path) -> None:
     rig.hot.put("a", 0, 7)
     rig.offload()
     both = ArchivingSet.__new__(ArchivingSet)
-    both.clock, both.store, both.policy = rig.clock, rig.store, Policy()
+    both.clock, both.store, both.policy = rig.clock, rig.store, RetentionPolicy()
     both.directory, both.master_epoch = tmp_path, 0
     both.a = ArchivingMember(both, tmp_path / "a", log_uuid="of the first")
     both.a.hot.copy(rig.hot)
@@ -411,7 +411,7 @@ def test_slave_evicts_nothing_if_store_is_unavailable_or_of_another_log(both: Ar
 
 
 def test_slave_hides_rows_expired_by_its_master(both: ArchivingSet) -> None:
-    both.policy = Policy(ttl_hours=lambda topic: 1 if topic == "b" else None)
+    both.policy = RetentionPolicy(ttl_hours=lambda topic: 1 if topic == "b" else None)
     both.a.offload()
     both.clock.advance(2 * 3_600_000)
     assert both.a.lifecycle.expire.run()["expired"] == 2
@@ -462,7 +462,7 @@ def test_copy_of_an_apache_master_has_no_eviction_frontier(both: ArchivingSet) -
 def test_ttl_finds_its_archivable_limit_without_reading_entries(
     both: ArchivingSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both.policy = Policy(ttl_hours=lambda topic: 1)
+    both.policy = RetentionPolicy(ttl_hours=lambda topic: 1)
     both.clock.advance(2 * 3_600_000)
     asked = counted(both, "entries", monkeypatch)
     assert both.a.lifecycle.expire.run()["raised"] == 3
@@ -470,7 +470,7 @@ def test_ttl_finds_its_archivable_limit_without_reading_entries(
 
 
 def test_ttl_records_minimums_only_below_the_archivable_limit(both: ArchivingSet) -> None:
-    both.policy = Policy(ttl_hours=lambda topic: 1)
+    both.policy = RetentionPolicy(ttl_hours=lambda topic: 1)
     both.a.hot.archivable = 9 * RECORD
     both.clock.advance(2 * 3_600_000)
     both.a.lifecycle.expire.run()

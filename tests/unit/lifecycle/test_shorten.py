@@ -14,7 +14,7 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.objects.store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from neve.archive.catalog.journal_reader import (
     checkpoints,
     entries,
@@ -41,7 +41,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(
         JournalWriter, "__init__", functools.partialmethod(JournalWriter.__init__, checkpoint_entries=4)
     )
-    return Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: None))
+    return Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: None))
 
 
 def aged(rig: Rig, count: int = 12) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra import failpoint
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.safe_clock import SafeClock
 from lifecycle.trim import Trimmed, TrimRefused
@@ -21,7 +21,7 @@ HOUR = 3_600_000
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     """Return a rig with three objects of `a` (3, 2 and 4 messages), 2 unarchived messages, and no TTL."""
-    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: None))
+    rig = Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: None))
     for count in (3, 2, 4):
         rig.hot.put("a", count=count)
         rig.offload(evict=True)
@@ -118,7 +118,7 @@ def test_trim_without_archive_is_refused_in_a_broker_set(tmp_path: Path) -> None
 
     def local(*, is_member: bool) -> RetentionJobs:
         clock = SafeClock(rig.clock)
-        return RetentionJobs(rig.hot, Policy, rig.clock, clock, is_member=is_member)
+        return RetentionJobs(rig.hot, RetentionPolicy, rig.clock, clock, is_member=is_member)
 
     with pytest.raises(TrimRefused, match="without an archive"):
         local(is_member=True).trim.run("a", {0: 2})

@@ -13,7 +13,7 @@ import pytest
 from infra.loop.locks import Event
 from infra.loop.pace import Pace
 from infra.loop.threads import SystemThreads
-from lifecycle.retention import Policy
+from lifecycle.retention import RetentionPolicy
 from lifecycle.retention_jobs import RetentionJobs
 from lifecycle.safe_clock import SafeClock
 from neve.archive.format.journal import AnyEntry, Expire, Topic, Unexpire
@@ -28,7 +28,7 @@ TTL = 48
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     """Return a rig with three objects of `a` (3, 2 and 4 messages), an hour apart, and 2 unarchived messages."""
-    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL if topic == "a" else None))
+    rig = Rig(tmp_path / "state", RetentionPolicy(ttl_hours=lambda topic: TTL if topic == "a" else None))
     for count in (3, 2, 4):
         rig.hot.put("a", count=count)
         rig.offload(evict=True)
@@ -69,7 +69,7 @@ def test_objects_restored_during_a_deletion_are_not_deleted(rig: Rig, monkeypatc
     rig.clock.advance((TTL + 3) * HOUR)
     assert rig.lifecycle.expire.run()["expired"] == 3
     rig.clock.advance(25 * HOUR)
-    rig.policy = Policy()  # the operator removes the TTL
+    rig.policy = RetentionPolicy()  # the operator removes the TTL
     delete_many = rig.store.delete_many
     back = threading.Thread(target=rig.lifecycle.unexpire.run)
 
@@ -111,7 +111,7 @@ def test_topic_after_a_full_batch_expires_visibly_at_once(rig: Rig, monkeypatch:
     for _ in range(3):
         rig.hot.put("b", count=2)
         rig.offload()
-    rig.policy = Policy(ttl_hours=lambda topic: TTL)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: TTL)
     monkeypatch.setattr("lifecycle.expire.EXPIRE_BATCH", 1)
     append, seen = rig.journal.append, list[tuple[int, int]]()
 
@@ -183,9 +183,9 @@ def test_rightly_expired_objects_stay_expired(rig: Rig) -> None:
 
 
 def test_unexpire_restores_objects_after_a_ttl_is_removed(rig: Rig) -> None:
-    rig.policy = Policy(ttl_hours=lambda topic: 1)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: 1)
     assert rig.lifecycle.expire.run()["expired"] == 3
-    rig.policy = Policy(ttl_hours=lambda topic: None)
+    rig.policy = RetentionPolicy(ttl_hours=lambda topic: None)
     assert rig.lifecycle.unexpire.run()["objects"] == 3
     assert rig.journal.catalog.min_offset("a", 0) == 0
 
@@ -211,7 +211,7 @@ def test_unexpire_does_not_restore_a_deleted_topic(rig: Rig) -> None:
 
 def test_unexpire_without_archive_restores_rows_of_the_local_log(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
-    policy = Policy(archived=lambda topic: False, ttl_hours=lambda topic: TTL)
+    policy = RetentionPolicy(archived=lambda topic: False, ttl_hours=lambda topic: TTL)
     local = RetentionJobs(rig.hot, lambda: policy, rig.clock, SafeClock(rig.clock))
     rig.hot.put("a", count=5)
     right = rig.clock.now_ms()

@@ -14,7 +14,7 @@ from neve.spark.planning.options import BadOption, options_of_batch, options_of_
 from neve.spark.planning.planner import DataLoss, plan_batch
 from neve.spark.planning.rows import count, minus, rows_of, share, taken, union
 from neve.spark.planning.slices import Cut, Slice, tasks_of
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 from neve.spark.pushed import wanted_by
 from tests.kit.store.memory_store import MemoryStore
 from tests.unit.spark.journal_on_paper import JournalOnPaper, Row
@@ -72,7 +72,7 @@ def test_tasks_are_balanced_and_have_each_row_group_once(objects: list[list[int]
     )
 
 
-ALL = Wanted()
+ALL = RequestedRows()
 
 
 def archive() -> tuple[MemoryStore, JournalOnPaper]:
@@ -85,7 +85,9 @@ def archive() -> tuple[MemoryStore, JournalOnPaper]:
     return store, journal
 
 
-def read(store: MemoryStore, journal: JournalOnPaper, wanted: Wanted = ALL, **told: str) -> list[tuple[int, int]]:
+def read(
+    store: MemoryStore, journal: JournalOnPaper, wanted: RequestedRows = ALL, **told: str
+) -> list[tuple[int, int]]:
     asked = options_of_batch({"store": "dir:/x", "subscribe": "s", **told})
     return [row[1:] for row in journal.rows(plan_batch(store, asked, wanted).archived)]
 
@@ -110,7 +112,7 @@ def test_offsets_bound_each_queue(told: dict[str, str], queue_0: tuple[int, int]
     store, journal = archive()
     given = {"store": "dir:/x", "subscribe": "s", **told}
     asked = options_of_batch({name: value for name, value in given.items() if value})
-    wanted = Wanted().within(asked.since, asked.until)
+    wanted = RequestedRows().within(asked.since, asked.until)
     rows = [row[1:] for row in journal.rows(plan_batch(store, asked, wanted).archived)]
     expected = [(0, n) for n in range(*queue_0) if n != 35] + [(1, n) for n in range(*queue_1)]
     assert sorted(rows) == expected
@@ -130,12 +132,12 @@ def test_expired_and_nonexistent_offsets_are_reported() -> None:
 
 def test_filters_select_row_groups() -> None:
     store, journal = archive()
-    assert {offset for _, offset in read(store, journal, Wanted(since=3000))} >= set(range(30, 35))
-    assert min(offset for _, offset in read(store, journal, Wanted(since=3000))) == 30
-    assert read(store, journal, Wanted(queues=frozenset({1}), first=11, last=12)) == [(1, 11), (1, 12)]
-    assert read(store, journal, Wanted(brokers=frozenset({"b"}))) == []
-    assert read(store, journal, Wanted(days=frozenset({"2026-01-02"}))) == []
-    assert read(store, journal, Wanted(topics=frozenset({"t"}))) == []
+    assert {offset for _, offset in read(store, journal, RequestedRows(since=3000))} >= set(range(30, 35))
+    assert min(offset for _, offset in read(store, journal, RequestedRows(since=3000))) == 30
+    assert read(store, journal, RequestedRows(queues=frozenset({1}), first=11, last=12)) == [(1, 11), (1, 12)]
+    assert read(store, journal, RequestedRows(brokers=frozenset({"b"}))) == []
+    assert read(store, journal, RequestedRows(days=frozenset({"2026-01-02"}))) == []
+    assert read(store, journal, RequestedRows(topics=frozenset({"t"}))) == []
 
 
 class EqualTo(SimpleNamespace):
@@ -174,7 +176,9 @@ def test_supported_spark_filters_are_pushed_down() -> None:
             EqualTo(attribute=("properties", "key"), value="tags"),
         ]
     )
-    assert wanted == Wanted(since=5001, until=6001, first=5, last=8, queues=frozenset({2}), tags=frozenset({"x"}))
+    assert wanted == RequestedRows(
+        since=5001, until=6001, first=5, last=8, queues=frozenset({2}), tags=frozenset({"x"})
+    )
 
 
 @pytest.mark.parametrize(

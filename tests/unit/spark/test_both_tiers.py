@@ -31,7 +31,7 @@ from neve.spark.planning.queues import (
     Seen,
     hot_tasks_of,
 )
-from neve.spark.planning.wanted import Wanted
+from neve.spark.planning.wanted import RequestedRows
 from tests.kit.store.memory_store import MemoryStore
 from tests.unit.spark.journal_on_paper import JournalOnPaper
 
@@ -101,7 +101,7 @@ class TwoBrokers:
         return sorted(row for one, at in self.hot.bounds_of.items() for row in rows(*one, range(at.maximum)))
 
     def batch(self, **told: str) -> list[Row]:
-        return self.rows(plan_batch(self.store, of_batch(**told), Wanted(), self.hot))
+        return self.rows(plan_batch(self.store, of_batch(**told), RequestedRows(), self.hot))
 
 
 def rows(broker: str, topic: str, queue: int, offsets: Iterable[int]) -> list[Row]:
@@ -178,7 +178,7 @@ def test_broker_is_read_from_the_end_of_the_archive() -> None:
     world = TwoBrokers()
     world.journals[0].commit("s", [(0, 0, 9), (1, 0, 4)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 15), Queue("a", "s", 1): Bounds(0, 5)}
-    plan = plan_batch(world.store, of_batch(), Wanted(), world.hot)
+    plan = plan_batch(world.store, of_batch(), RequestedRows(), world.hot)
     assert plan.hot == [[HotSlice(Queue("a", "s", 0), 10, 14)]]
     assert world.rows(plan) == rows("a", "s", 0, range(15)) + rows("a", "s", 1, range(5))
 
@@ -192,7 +192,7 @@ def test_gaps_erased_and_expired_rows_are_not_pulled() -> None:
     journal.erase(name, 0, 12)
     journal.expire([old], {"s": {0: 10}})
     world.hot.bounds_of = {queue: Bounds(10, 30)}
-    plan = plan_batch(world.store, of_batch(), Wanted(), world.hot)
+    plan = plan_batch(world.store, of_batch(), RequestedRows(), world.hot)
     assert plan.hot == [[HotSlice(queue, 25, 29)]]
     assert world.rows(plan) == rows("a", "s", 0, [10, 11, *range(13, 20), *range(25, 30)])
 
@@ -211,7 +211,7 @@ def test_rows_deleted_by_a_broker_during_planning_are_in_the_archive() -> None:
         return found
 
     world.hot.seen = seen  # type: ignore[method-assign]
-    plan = plan_batch(world.store, of_batch(), Wanted(), world.hot)
+    plan = plan_batch(world.store, of_batch(), RequestedRows(), world.hot)
     assert plan.hot == []
     assert world.rows(plan) == rows("a", "s", 0, range(13))
 
@@ -239,7 +239,7 @@ def test_filters_reduce_the_pulled_offsets() -> None:
     world.journals[0].commit("s", [(0, 0, 9)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 20), Queue("a", "s", 1): Bounds(0, 5)}
     world.hot.bounds_of[Queue("b", "s", 0)] = Bounds(0, 5)
-    wanted = Wanted(first=8, last=11, queues=frozenset({0}), brokers=frozenset({"a"}))
+    wanted = RequestedRows(first=8, last=11, queues=frozenset({0}), brokers=frozenset({"a"}))
     plan = plan_batch(world.store, of_batch(), wanted, world.hot)
     assert world.rows(plan) == rows("a", "s", 0, range(8, 12))
     assert plan.hot == [[HotSlice(Queue("a", "s", 0), 10, 11)]]
@@ -287,12 +287,12 @@ def test_unreadable_topic_is_an_error() -> None:
 def test_missing_and_internal_topics_are_refused() -> None:
     world = TwoBrokers()
     with pytest.raises(FileNotFoundError, match="topic s is at no broker, and not in this archive"):
-        plan_batch(world.store, options_of_batch({**CLUSTER, "subscribe": "s"}), Wanted(), world.hot)
+        plan_batch(world.store, options_of_batch({**CLUSTER, "subscribe": "s"}), RequestedRows(), world.hot)
     with pytest.raises(FileNotFoundError, match="there is no broker c"):
         world.batch(broker="c")
     half = options_of_batch({**CLUSTER, "subscribe": "RMQ_SYS_TRANS_HALF_TOPIC"})
     with pytest.raises(BadOption, match="is internal to brokers"):
-        plan_batch(world.store, half, Wanted(), world.hot)
+        plan_batch(world.store, half, RequestedRows(), world.hot)
 
 
 def test_deleted_topic_has_its_archived_rows() -> None:

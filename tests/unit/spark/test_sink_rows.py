@@ -12,7 +12,7 @@ import pytest
 from neve.client.validators import RESERVED_PROPERTIES
 from neve.spark.planning.options import BadOption
 from neve.spark.sink.options import options_of_sink
-from neve.spark.sink.rows import IDENTITY, BadColumn, BadRow, Messages, Partition, check_columns
+from neve.spark.sink.rows import IDENTITY, BadColumn, BadRow, Partition, PartitionMessages, check_columns
 
 NAMESRV = {"namesrv": "a:1"}
 
@@ -97,8 +97,8 @@ def test_invalid_column_is_named(columns: dict[str, str], has_topic: bool, why: 
         check_columns(schema, has_topic=has_topic)
 
 
-def messages(*, topic: str | None = "orders", drops: bool = False) -> Messages:
-    return Messages(Partition("q", 7, 3), topic=topic, message_max=100, drops_reserved=drops)
+def messages(*, topic: str | None = "orders", drops: bool = False) -> PartitionMessages:
+    return PartitionMessages(Partition("q", 7, 3), topic=topic, message_max=100, drops_reserved=drops)
 
 
 def test_row_becomes_a_message_with_all_its_columns() -> None:

@@ -7,20 +7,20 @@ from typing import cast
 import pytest
 
 from broker.ha.admission import MemberAdmission
-from broker.ha.confirm import Confirm, ConfirmRules, Replication, SyncStateSet
+from broker.ha.confirm import Confirm, ConfirmRules, ReplicationMode, SyncStateSet
 from broker.ha.ha_service import HaService
 from broker.ha.member import Member
-from broker.ha.member_events import Saved
+from broker.ha.member_events import SavedMember
 from broker.ha.member_rules import MemberRules
 from infra.clock import ManualClock
 
 A, B = 1, 2
-RULES = ConfirmRules(Replication.ASYNC, 1)
+RULES = ConfirmRules(ReplicationMode.ASYNC, 1)
 
 
 def leading(clock: ManualClock) -> tuple[MemberAdmission, Confirm]:
     member = Member(MemberRules(confirm=RULES), process="p", address="h:1")
-    member.begin(Saved(broker_id=A), "h;1")
+    member.begin(SavedMember(broker_id=A), "h;1")
     in_sync = SyncStateSet(1, frozenset((A, B)))
     member.confirming = Confirm(
         RULES, A, 1, in_sync, epoch_start=0, own_end=0, confirm=0, now=clock.monotonic(), is_alone=False

@@ -14,16 +14,16 @@ from broker.ha.confirm import (
     TICK,
     Confirm,
     ConfirmRules,
-    Held,
-    Replication,
+    HeldBack,
+    ReplicationMode,
     SyncStateSet,
     Waiting,
 )
 
 A, B, C = 1, 2, 3
-SYNC = ConfirmRules(Replication.SYNC, min_in_sync=2)
-AVAILABLE = ConfirmRules(Replication.SYNC_AVAILABLE)
-ASYNC = ConfirmRules(Replication.ASYNC)
+SYNC = ConfirmRules(ReplicationMode.SYNC, min_in_sync=2)
+AVAILABLE = ConfirmRules(ReplicationMode.SYNC_AVAILABLE)
+ASYNC = ConfirmRules(ReplicationMode.ASYNC)
 
 
 def sss(epoch: int, *members: int) -> SyncStateSet:
@@ -119,7 +119,7 @@ def test_disconnected_in_sync_member_holds_confirm() -> None:
     confirm.disconnected(B, b, 1.0)
     confirm.appended(1100)
     assert confirm.value == 1000
-    assert confirm.held(1.0) == (Held.AWAY, B)
+    assert confirm.held(1.0) == (HeldBack.AWAY, B)
 
 
 def test_report_on_an_older_connection_is_ignored() -> None:
@@ -132,7 +132,7 @@ def test_report_on_an_older_connection_is_ignored() -> None:
     confirm.connected(B, new, 1.0)
     confirm.reported(C, c, 1100, 1.0)
     assert confirm.value == 1000
-    assert confirm.held(1.0) == (Held.SILENT, B)
+    assert confirm.held(1.0) == (HeldBack.SILENT, B)
     assert not confirm.reported(B, old, 1100, 1.0), "late bytes of the old connection"
     assert confirm.value == 1000
     confirm.reported(B, new, 1100, 2.0)
@@ -168,7 +168,7 @@ def test_lone_master_confirms_its_whole_log() -> None:
     confirm = master()
     confirm.appended(70)
     assert confirm.value == 70
-    assert confirm.held(0.0) == (Held.NOTHING, 0)
+    assert confirm.held(0.0) == (HeldBack.NOTHING, 0)
 
 
 # -- while a change is pending
@@ -196,7 +196,7 @@ def test_grow_of_unknown_outcome_counts_until_its_epoch_is_read() -> None:
     assert (confirm.value, confirm.is_altering) == (1000, True)
     assert confirm.read(7, sss(6, A, B), 3.0)
     assert (confirm.value, confirm.is_altering) == (1000, False)
-    assert confirm.held(3.0) == (Held.AWAY, B)
+    assert confirm.held(3.0) == (HeldBack.AWAY, B)
 
 
 def test_pending_shrink_still_counts_the_leaving_member() -> None:
@@ -295,7 +295,7 @@ def test_master_that_reads_of_a_newer_master_stops_acknowledging() -> None:
     confirm.appended(1100)
     confirm.reported(B, b, 1100, 1.0)
     assert (confirm.value, confirm.acknowledged(1.0), confirm.may_append()) == (1000, -1, False)
-    assert confirm.held(1.0) == (Held.FENCED, 0)
+    assert confirm.held(1.0) == (HeldBack.FENCED, 0)
     assert confirm.wish(9.0) is None
 
 
@@ -353,7 +353,7 @@ def test_confirm_does_not_advance_while_the_set_is_too_small() -> None:
     assert not confirm.may_append()
     confirm.appended(1100)
     assert confirm.value == 1000
-    assert confirm.held(1.0) == (Held.TOO_FEW, 0)
+    assert confirm.held(1.0) == (HeldBack.TOO_FEW, 0)
 
 
 def test_sync_never_requests_a_set_below_its_minimum() -> None:
@@ -393,8 +393,8 @@ def test_first_sync_master_confirms_nothing_before_the_grow_is_read() -> None:
     assert confirm.value == 200
 
 
-@pytest.mark.parametrize(("replication", "least"), [(Replication.SYNC, 1), (Replication.SYNC_AVAILABLE, 0)])
-def test_minimum_without_a_guarantee_is_refused(replication: Replication, least: int) -> None:
+@pytest.mark.parametrize(("replication", "least"), [(ReplicationMode.SYNC, 1), (ReplicationMode.SYNC_AVAILABLE, 0)])
+def test_minimum_without_a_guarantee_is_refused(replication: ReplicationMode, least: int) -> None:
     with pytest.raises(ValueError, match="minInSyncReplicas"):
         ConfirmRules(replication, min_in_sync=least)
 
@@ -547,7 +547,7 @@ def test_async_master_stops_acknowledging_without_controllers_and_slaves() -> No
     confirm.controller_answered(3.0)
     assert confirm.acknowledged(13.0) == 0
     assert confirm.acknowledged(13.1) == -1
-    assert confirm.held(13.1) == (Held.CUT_OFF, 0)
+    assert confirm.held(13.1) == (HeldBack.CUT_OFF, 0)
     confirm.reported(B, b, 0, 20.0)
     assert confirm.acknowledged(30.0) == 0
     assert confirm.acknowledged(30.1) == -1

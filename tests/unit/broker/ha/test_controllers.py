@@ -30,7 +30,7 @@ from broker.ha.member_events import (
     NotRegistered,
     Register,
     Registered,
-    Seen,
+    SetSeen,
     Superseded,
 )
 from controller.controller_config import ControllerConfig
@@ -97,10 +97,10 @@ def test_member_registers_is_elected_and_alters_the_set(tmp_path: Path) -> None:
             (answer,) = await controllers.send(heartbeat)
             assert answer.code == ResponseCode.SUCCESS
             seen = await told(controllers, Elect())
-            assert isinstance(seen, Seen)
+            assert isinstance(seen, SetSeen)
             assert (seen.view.pair, seen.view.master, seen.view.master_address) == ((1, 1), 1, "127.0.0.1:1")
             asked = await told(controllers, AskReplicaInfo(7))
-            assert asked == Seen(seen.view, 7)
+            assert asked == SetSeen(seen.view, 7)
             again = await told(controllers, Register(LIFE, CODE))
             assert again == Registered(seen.view), "the master lives"
             assert await told(controllers, Alter("r", 1, 0, (1,))) == AlterRefused("r", has_moved=True)

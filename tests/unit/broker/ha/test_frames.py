@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from broker.ha import frames
 from broker.ha.frames import (
-    Ack,
     Hello,
     MasterFrames,
     MasterHandshake,
-    Refusal,
+    SlaveAck,
     SlaveFrames,
     SlaveHandshake,
+    StreamRefusal,
     Transfer,
     encode_ack,
     encode_described_head,
@@ -48,13 +48,16 @@ FROM_SLAVE = [
     (encode_hello(HELLO), HELLO),
     (encode_slave_handshake(SlaveHandshake(2)), SlaveHandshake(2)),
     (encode_slave_handshake(SlaveHandshake(1 << 40, True, True)), SlaveHandshake(1 << 40, True, True)),
-    (encode_ack(0), Ack(0)),
-    (encode_ack(1 << 40), Ack(1 << 40)),
-    (encode_ack(500, 300), Ack(500, 300)),
+    (encode_ack(0), SlaveAck(0)),
+    (encode_ack(1 << 40), SlaveAck(1 << 40)),
+    (encode_ack(500, 300), SlaveAck(500, 300)),
 ]
 FROM_MASTER = [
     (encode_hello(HELLO), HELLO),
-    (encode_refusal(Refusal("cluster", "staging is not production")), Refusal("cluster", "staging is not production")),
+    (
+        encode_refusal(StreamRefusal("cluster", "staging is not production")),
+        StreamRefusal("cluster", "staging is not production"),
+    ),
     (encode_master_handshake(0, ()), MasterHandshake(0, -1, ())),
     (encode_master_handshake(900, [(1, 0), (4, 700)]), MasterHandshake(900, 4, ((1, 0), (4, 700)))),
     (encode_transfer_head(0, 900, 4, 700, 880), Transfer(900, 4, 700, 880, memoryview(b""))),
@@ -82,7 +85,7 @@ def test_rocketmq_frames_have_its_members_layout() -> None:
 
 def test_first_four_bytes_distinguish_neve_members_from_stock_ones() -> None:
     ordinals = range(5)
-    first = {struct.unpack_from(">i", data)[0] for data in (encode_hello(HELLO), encode_refusal(Refusal("x")))}
+    first = {struct.unpack_from(">i", data)[0] for data in (encode_hello(HELLO), encode_refusal(StreamRefusal("x")))}
     assert first.isdisjoint(ordinals)
     assert struct.unpack_from(">i", encode_ack(5, 5))[0] not in ordinals
     assert struct.unpack_from(">i", encode_described_head(1, 0, 1, 0, 0, b"x"))[0] not in ordinals
@@ -130,7 +133,7 @@ def test_frames_are_parsed_whole_byte_by_byte(
 
 def test_frames_before_a_malformed_one_are_returned() -> None:
     reader = SlaveFrames().receive_data(encode_ack(7) + b"garbage!")
-    assert next(reader) == Ack(7)
+    assert next(reader) == SlaveAck(7)
     with pytest.raises(ProtocolError):
         next(reader)
 
@@ -148,7 +151,7 @@ def test_unknown_frame_is_refused_at_its_first_four_bytes(
 
 def test_frames_of_the_other_side_are_refused() -> None:
     with pytest.raises(ProtocolError):
-        list(SlaveFrames().receive_data(encode_refusal(Refusal("x"))))
+        list(SlaveFrames().receive_data(encode_refusal(StreamRefusal("x"))))
     with pytest.raises(ProtocolError):
         list(MasterFrames().receive_data(encode_ack(5, 5)))
 
@@ -247,11 +250,11 @@ def test_hello_of_a_later_format_is_read_without_its_unknown_fields() -> None:
 
 def test_single_report_is_parsed_like_by_the_general_reader() -> None:
     report = encode_ack(70, 30)
-    assert SlaveFrames().only_report(report) == Ack(70, 30) == next(SlaveFrames().receive_data(report))
+    assert SlaveFrames().only_report(report) == SlaveAck(70, 30) == next(SlaveFrames().receive_data(report))
     reader = SlaveFrames()
     for _ in range(3):
-        assert reader.only_report(report) == Ack(70, 30)
-        assert list(reader.receive_data(report)) == [Ack(70, 30)]
+        assert reader.only_report(report) == SlaveAck(70, 30)
+        assert list(reader.receive_data(report)) == [SlaveAck(70, 30)]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +279,7 @@ def test_rest_of_a_split_frame_is_not_parsed_as_a_report(cut: int) -> None:
     assert list(reader.receive_data(report[:cut])) == []
     rest = report[cut:] + report[:cut]
     assert reader.only_report(rest) is None
-    assert list(reader.receive_data(rest)) == [Ack(70, 30)]
+    assert list(reader.receive_data(rest)) == [SlaveAck(70, 30)]
 
 
 @pytest.mark.parametrize(("size", "described"), [(5, 0), (5, -1), (5, 5), (5, 9), (0, 1)])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from broker.ha.confirm import Confirm, ConfirmRules, Replication
+from broker.ha.confirm import Confirm, ConfirmRules, ReplicationMode
 from broker.ha.member import Member, State
 from broker.ha.member_events import (
     Action,
     Alter,
     AlterRefused,
     ApplyBrokerId,
-    ArchiveSettled,
     AskNextBrokerId,
     AskReplicaInfo,
     BeginEpoch,
@@ -35,8 +34,9 @@ from broker.ha.member_events import (
     Registered,
     RoleTaken,
     Save,
-    Saved,
-    Seen,
+    SavedMember,
+    SetSeen,
+    SettledArchive,
     StockControllers,
     StopAcknowledging,
     StopFollowing,
@@ -52,9 +52,9 @@ from broker.ha.member_events import (
 from broker.ha.member_record import begin_life
 from broker.ha.member_rules import MemberRules
 
-SYNC = MemberRules(confirm=ConfirmRules(Replication.SYNC, 2))
-AVAILABLE = MemberRules(confirm=ConfirmRules(Replication.SYNC_AVAILABLE, 1))
-ASYNC = MemberRules(confirm=ConfirmRules(Replication.ASYNC, 1))
+SYNC = MemberRules(confirm=ConfirmRules(ReplicationMode.SYNC, 2))
+AVAILABLE = MemberRules(confirm=ConfirmRules(ReplicationMode.SYNC_AVAILABLE, 1))
+ASYNC = MemberRules(confirm=ConfirmRules(ReplicationMode.ASYNC, 1))
 END = 1000
 
 
@@ -62,15 +62,15 @@ def _view(master: int | None, epoch: int, set_epoch: int, *members: int) -> View
     return View(epoch, set_epoch, frozenset(members), master, f"h{master}:10911" if master else "")
 
 
-def _member(rules: MemberRules = SYNC, saved: Saved | None = None) -> Member:
-    known = saved if saved is not None else Saved(broker_id=1, incarnation="i1", starts=3)
+def _member(rules: MemberRules = SYNC, saved: SavedMember | None = None) -> Member:
+    known = saved if saved is not None else SavedMember(broker_id=1, incarnation="i1", starts=3)
     member = Member(rules, process="p1", address="h1:10911")
     member.begin(known, "h1;1")
     return member
 
 
 def _slave(rules: MemberRules = SYNC, epoch: int = 1, confirm: int = 0) -> Member:
-    member = _member(rules, Saved(broker_id=1, incarnation="i1", starts=3, confirm=confirm))
+    member = _member(rules, SavedMember(broker_id=1, incarnation="i1", starts=3, confirm=confirm))
     member.happens(Registered(_view(2, epoch, epoch, 1, 2)), 0.0)
     member.happens(RoleTaken(epoch, END), 0.1)
     assert member.state is State.SLAVE
@@ -101,7 +101,7 @@ def _only(kind: type, actions: list[Action]) -> Action:
 
 
 def test_start_after_a_crash_is_a_new_incarnation_if_memory_was_acked() -> None:
-    crashed = Saved(broker_id=1, incarnation="old", starts=3, clean=False)
+    crashed = SavedMember(broker_id=1, incarnation="old", starts=3, clean=False)
     assert begin_life(crashed, "new", SYNC).incarnation == "new"
     assert begin_life(msgspec.structs.replace(crashed, clean=True), "new", SYNC).incarnation == "old"
     from_disk = msgspec.structs.replace(SYNC, acknowledges_from_memory=False)
@@ -110,20 +110,20 @@ def test_start_after_a_crash_is_a_new_incarnation_if_memory_was_acked() -> None:
 
 def test_copied_directory_is_a_new_member_with_the_copied_state() -> None:
     from_disk = msgspec.structs.replace(SYNC, acknowledges_from_memory=False)
-    saved = Saved(broker_id=1, incarnation="old", starts=3, master_epoch=4, confirm=900)
+    saved = SavedMember(broker_id=1, incarnation="old", starts=3, master_epoch=4, confirm=900)
     copied = begin_life(saved, "new", from_disk, is_copy=True)
     assert (copied.broker_id, copied.incarnation, copied.starts) == (0, "new", 1)
     assert (copied.master_epoch, copied.confirm) == (4, 900)
 
 
 def test_every_start_is_counted_and_unclean_until_it_stops() -> None:
-    begun = begin_life(Saved(broker_id=1, incarnation="old", starts=3), "new", SYNC)
+    begun = begin_life(SavedMember(broker_id=1, incarnation="old", starts=3), "new", SYNC)
     assert (begun.starts, begun.clean) == (4, False)
     assert _member(saved=begun).end_life().clean
 
 
 def test_new_member_saves_its_broker_id_before_it_registers() -> None:
-    member = _member(saved=Saved(incarnation="i", starts=1))
+    member = _member(saved=SavedMember(incarnation="i", starts=1))
     assert member.happens(Tick(0), 0.0) == [AskNextBrokerId()]
     assert member.happens(NextBrokerId(7), 0.1) == [ApplyBrokerId(7, "h1;1")]
     assert member.happens(BrokerIdTaken(), 0.2) == []
@@ -135,28 +135,28 @@ def test_new_member_saves_its_broker_id_before_it_registers() -> None:
 
 def test_unregistered_member_neither_serves_reads_nor_follows() -> None:
     member = _member()
-    assert member.happens(Seen(_view(2, 1, 1, 2)), 0.0) == []
+    assert member.happens(SetSeen(_view(2, 1, 1, 2)), 0.0) == []
     assert member.state is State.UNREGISTERED and not member.is_readable
 
 
 def test_former_master_sends_apache_no_heartbeat_until_it_is_deposed() -> None:
-    member = _member(saved=Saved(broker_id=1, incarnation="i1", starts=3, master_epoch=4, sync_state_set_epoch=7))
+    member = _member(saved=SavedMember(broker_id=1, incarnation="i1", starts=3, master_epoch=4, sync_state_set_epoch=7))
     member.happens(StockControllers(), 0.0)
     member.happens(Tick(END), 0.0)
     former = _view(1, 4, 7, 1, 2)
     assert _kinds(member.happens(Registered(former), 0.1)) == [Withdraw], "no heartbeat"
     for now in (1.0, 2.2, 4.9):  # it only asks for the replica info
         assert set(_kinds(member.happens(Tick(END), now))) <= {AskReplicaInfo}
-        assert _kinds(member.happens(Seen(former), now)) == []
+        assert _kinds(member.happens(SetSeen(former), now)) == []
     nobody = View(4, 7, frozenset((1, 2)))
-    assert _kinds(member.happens(Seen(nobody), 5.0)) == [Elect]
+    assert _kinds(member.happens(SetSeen(nobody), 5.0)) == [Elect]
     assert Heartbeat in _kinds(member.happens(Tick(END), 5.1))
-    assert _kinds(member.happens(Seen(_view(1, 5, 8, 1)), 5.2))[-1] is EndRoleChange
+    assert _kinds(member.happens(SetSeen(_view(1, 5, 8, 1)), 5.2))[-1] is EndRoleChange
     assert Heartbeat in _kinds(member.happens(Tick(END), 6.2)), "while it turns, too"
 
 
 def test_restarted_master_asks_neves_controller_for_an_election() -> None:
-    member = _member(saved=Saved(broker_id=1, incarnation="i1", starts=3, master_epoch=4, sync_state_set_epoch=7))
+    member = _member(saved=SavedMember(broker_id=1, incarnation="i1", starts=3, master_epoch=4, sync_state_set_epoch=7))
     member.happens(Tick(END), 0.0)
     assert _kinds(member.happens(Registered(_view(1, 4, 7, 1, 2)), 0.1)) == [Heartbeat, Elect]
 
@@ -201,7 +201,7 @@ def test_master_that_lost_its_id_does_not_follow_its_own_former_id() -> None:
     member.happens(Registered(None), 3.0)
     assert _kinds(member.happens(Tick(END), 4.0)).count(Follow) == 0
     assert member.state is State.WAITING
-    assert Follow(2, "h2:10911", 2) in member.happens(Seen(_view(2, 2, 2, 2)), 5.0)
+    assert Follow(2, "h2:10911", 2) in member.happens(SetSeen(_view(2, 2, 2, 2)), 5.0)
 
 
 def test_refused_application_does_not_take_away_an_id() -> None:
@@ -212,7 +212,7 @@ def test_refused_application_does_not_take_away_an_id() -> None:
 
 
 def test_check_code_is_constant_for_a_directory_and_new_for_a_copy() -> None:
-    born = _member(saved=Saved(incarnation="i", starts=1)).end_life()
+    born = _member(saved=SavedMember(incarnation="i", starts=1)).end_life()
     again = begin_life(born, "new", SYNC)
     for saved, code in ((again, "h1;1"), (begin_life(born, "new", SYNC, is_copy=True), "h1;2")):
         member = Member(SYNC, process="p2", address="h1:10911")
@@ -247,21 +247,21 @@ def test_epoch_pair_is_saved_before_the_first_step_of_a_role() -> None:
 
 def test_slave_that_becomes_master_stops_following_first() -> None:
     member = _slave()
-    kinds = _kinds(member.happens(Seen(_view(1, 2, 2, 1)), 1.0))
+    kinds = _kinds(member.happens(SetSeen(_view(1, 2, 2, 1)), 1.0))
     assert kinds[:3] == [Save, StopFollowing, DropSlaves]
     assert member.acknowledged(1.0) == -1
 
 
 def test_restarted_member_does_not_resume_an_epoch_of_a_former_life() -> None:
-    member = _member(saved=Saved(broker_id=1, incarnation="i", starts=4, master_epoch=5, sync_state_set_epoch=8))
+    member = _member(saved=SavedMember(broker_id=1, incarnation="i", starts=4, master_epoch=5, sync_state_set_epoch=8))
     assert _kinds(member.happens(Registered(_view(1, 5, 8, 1, 2)), 0.0)) == [Heartbeat, Elect]
     assert member.state is State.WAITING
-    assert BeginEpoch in _kinds(member.happens(Seen(_view(1, 6, 9, 1)), 0.5))
+    assert BeginEpoch in _kinds(member.happens(SetSeen(_view(1, 6, 9, 1)), 0.5))
 
 
 def test_master_that_reads_another_set_of_its_epoch_stops_leading() -> None:
     member, _ = _master()
-    member.happens(Seen(_view(1, 1, 1, 1, 3)), 1.0)
+    member.happens(SetSeen(_view(1, 1, 1, 1, 3)), 1.0)
     assert member.state is State.WAITING and member.acknowledged(1.0) == -1
     assert BeginEpoch not in _kinds(member.happens(Tick(END), 3.0))
 
@@ -269,10 +269,10 @@ def test_master_that_reads_another_set_of_its_epoch_stops_leading() -> None:
 def test_role_of_another_process_with_the_same_id_is_not_taken() -> None:
     elsewhere = msgspec.structs.replace(_view(1, 2, 3, 1, 2), master_address="h9:10911")
     member = _slave()
-    assert BeginEpoch not in _kinds(member.happens(Seen(elsewhere), 1.0))
+    assert BeginEpoch not in _kinds(member.happens(SetSeen(elsewhere), 1.0))
     assert member.acknowledged(1.0) == -1
     leading, _ = _master()
-    assert StopAcknowledging() in leading.happens(Seen(msgspec.structs.replace(elsewhere, master_epoch=1)), 1.0)
+    assert StopAcknowledging() in leading.happens(SetSeen(msgspec.structs.replace(elsewhere, master_epoch=1)), 1.0)
     assert leading.acknowledged(1.0) == -1
 
 
@@ -281,7 +281,7 @@ def test_deposed_master_acknowledges_nothing_from_that_instant_on() -> None:
     confirming.connected(2, "c", 0.0)
     confirming.reported(2, "c", END, 0.1)
     assert member.acknowledged(0.1) == END
-    actions = member.happens(Seen(_view(2, 2, 2, 2)), 0.2)
+    actions = member.happens(SetSeen(_view(2, 2, 2, 2)), 0.2)
     assert member.acknowledged(0.2) == -1 and not member.may_append(0.2)
     assert _kinds(actions)[:2] == [StopAcknowledging, DropSlaves]
     assert Follow(2, "h2:10911", 2) in actions
@@ -289,15 +289,15 @@ def test_deposed_master_acknowledges_nothing_from_that_instant_on() -> None:
 
 def test_view_of_an_older_epoch_is_ignored() -> None:
     member = _slave(epoch=3)
-    assert member.happens(Seen(_view(1, 2, 9, 1)), 1.0) == []
+    assert member.happens(SetSeen(_view(1, 2, 9, 1)), 1.0) == []
     assert member.state is State.SLAVE
 
 
 def test_role_change_during_another_waits_and_the_newest_wins() -> None:
     member = _member()
     member.happens(Registered(_view(1, 1, 1, 1)), 0.0)
-    assert _kinds(member.happens(Seen(_view(2, 2, 2, 2)), 0.1)) == [Save]
-    assert _kinds(member.happens(Seen(_view(3, 3, 3, 3)), 0.2)) == [Save]
+    assert _kinds(member.happens(SetSeen(_view(2, 2, 2, 2)), 0.1)) == [Save]
+    assert _kinds(member.happens(SetSeen(_view(3, 3, 3, 3)), 0.2)) == [Save]
     assert member.state is State.TURNING_MASTER
     actions = member.happens(RoleTaken(1, END), 0.3)
     assert Follow(3, "h3:10911", 3) in actions
@@ -306,7 +306,7 @@ def test_role_change_during_another_waits_and_the_newest_wins() -> None:
 
 def test_reelected_master_begins_a_new_epoch() -> None:
     member, _ = _master()
-    actions = member.happens(Seen(_view(1, 3, 5, 1)), 1.0)
+    actions = member.happens(SetSeen(_view(1, 3, 5, 1)), 1.0)
     assert BeginEpoch(3) in actions and StopAcknowledging() in actions
     assert member.state is State.TURNING_MASTER
 
@@ -320,7 +320,7 @@ def test_member_without_a_master_repeats_its_election_request() -> None:
 
 def test_slave_keeps_following_while_the_controller_has_no_master() -> None:
     member = _slave()
-    actions = member.happens(Seen(_view(None, 2, 1, 1, 2)), 1.0)
+    actions = member.happens(SetSeen(_view(None, 2, 1, 1, 2)), 1.0)
     assert StopFollowing not in _kinds(actions) and Elect() in actions
     assert member.state is State.SLAVE
 
@@ -383,7 +383,7 @@ def test_change_for_a_disconnected_member_is_settled_by_a_new_request() -> None:
     assert isinstance(settling, Alter) and settling.request_id != alter.request_id
     assert settling.members == (1,)
     assert confirming.is_altering
-    member.happens(Seen(_view(1, 1, 2, 1)), 2.6)
+    member.happens(SetSeen(_view(1, 1, 2, 1)), 2.6)
     assert not confirming.is_altering
 
 
@@ -443,9 +443,9 @@ def test_master_resumes_after_a_switchover_only_on_a_later_answer() -> None:
     own = _view(1, 1, 1, 1, 2)
     asked = _only(AskReplicaInfo, member.happens(Tick(END), 2.2))
     assert isinstance(asked, AskReplicaInfo)
-    member.happens(Seen(own, asked.ask - 1), 2.6)
+    member.happens(SetSeen(own, asked.ask - 1), 2.6)
     assert not member.may_append(2.6)
-    member.happens(Seen(own, asked.ask), 2.7)
+    member.happens(SetSeen(own, asked.ask), 2.7)
     assert member.may_append(2.7)
 
 
@@ -474,21 +474,21 @@ def test_empty_member_of_an_existing_set_never_asks_to_be_elected() -> None:
     kinds += [kind for step in range(1, 41) for kind in _kinds(member.happens(Tick(0), step / 4))]
     assert Elect not in kinds and kinds.count(AskReplicaInfo) == 10
     assert member.is_to_join
-    assert Follow in _kinds(member.happens(Seen(_view(2, 3, 4, 2)), 11.0))
+    assert Follow in _kinds(member.happens(SetSeen(_view(2, 3, 4, 2)), 11.0))
     assert not member.is_to_join
 
 
 def test_empty_member_of_an_existing_set_becomes_master_by_force() -> None:
     member = _member(EXISTS)
     member.happens(Registered(_view(None, 0, 0)), 0.0)
-    member.happens(Seen(_view(1, 1, 1, 1)), 0.5)
+    member.happens(SetSeen(_view(1, 1, 1, 1)), 0.5)
     assert member.state is State.TURNING_MASTER
 
 
 def test_member_with_the_sets_log_asks_for_an_election() -> None:
-    member = _member(EXISTS, Saved(broker_id=1, master_epoch=3, sync_state_set_epoch=3, sync_state_set=(1, 2)))
+    member = _member(EXISTS, SavedMember(broker_id=1, master_epoch=3, sync_state_set_epoch=3, sync_state_set=(1, 2)))
     assert Elect in _kinds(member.happens(Registered(_view(None, 4, 3, 1, 2)), 0.0))
-    former = _member(EXISTS, Saved(broker_id=1, master_epoch=3, sync_state_set_epoch=3, sync_state_set=(1, 2)))
+    former = _member(EXISTS, SavedMember(broker_id=1, master_epoch=3, sync_state_set_epoch=3, sync_state_set=(1, 2)))
     former.happens(Registered(_view(None, 0, 0)), 0.0)
     assert Elect in _kinds(former.happens(Tick(END), 2.0)), "the controller says why it elects nobody"
 
@@ -496,9 +496,9 @@ def test_member_with_the_sets_log_asks_for_an_election() -> None:
 # ---- the archive and elections
 
 
-def _turning_master(member: Member, view: View) -> Saved:
+def _turning_master(member: Member, view: View) -> SavedMember:
     """Elect the member and return what it has saved before its first step in the new term."""
-    actions = member.happens(Seen(view), 1.0)
+    actions = member.happens(SetSeen(view), 1.0)
     assert member.state is State.TURNING_MASTER
     saved = _only(Save, actions)
     assert isinstance(saved, Save) and actions[0] is saved
@@ -532,7 +532,7 @@ def test_member_elected_while_it_turns_slave_may_lack_archived_messages() -> Non
     member = _member(AVAILABLE)
     member.happens(Registered(_view(2, 2, 2, 2)), 0.0)
     assert member.state is State.TURNING_SLAVE
-    member.happens(Seen(_view(1, 3, 3, 1)), 0.1)
+    member.happens(SetSeen(_view(1, 3, 3, 1)), 0.1)
     assert member.record.is_in_sync
     assert member.record.may_lack_archived
 
@@ -543,14 +543,14 @@ def test_member_may_lack_archived_messages_until_its_own_term_settles() -> None:
     member.happens(Registered(_view(None, 4, 3, 1)), 0.0)
     assert _turning_master(member, _view(1, 5, 4, 1)).may_lack_archived
     member.happens(RoleTaken(5, END), 1.1)
-    assert member.happens(ArchiveSettled(4), 1.2) == [], "of another reign"
-    written = _only(Save, member.happens(ArchiveSettled(5), 1.2))
+    assert member.happens(SettledArchive(4), 1.2) == [], "of another reign"
+    written = _only(Save, member.happens(SettledArchive(5), 1.2))
     assert isinstance(written, Save) and not written.saved.may_lack_archived
     assert not member.record.may_lack_archived
 
 
 def test_member_that_missed_an_election_may_lack_archived_messages() -> None:
-    member = _member(AVAILABLE, Saved(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1, 2)))
+    member = _member(AVAILABLE, SavedMember(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1, 2)))
     member.happens(Registered(_view(None, 3, 2, 1)), 0.0)
     assert member.record.is_in_sync
     assert _turning_master(member, _view(1, 4, 3, 1)).may_lack_archived
@@ -558,7 +558,7 @@ def test_member_that_missed_an_election_may_lack_archived_messages() -> None:
 
 def test_former_sole_master_has_all_archived_messages_at_its_next_start() -> None:
     """A set that starts while its archive is away must serve."""
-    saved = Saved(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1,))
+    saved = SavedMember(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1,))
     member = _member(AVAILABLE, saved)
     member.happens(Registered(None), 0.0)
     assert not _turning_master(member, _view(1, 3, 2, 1)).may_lack_archived
@@ -566,15 +566,15 @@ def test_former_sole_master_has_all_archived_messages_at_its_next_start() -> Non
 
 def test_end_of_a_term_is_not_taken_for_another_election() -> None:
     member = _settled(_slave())
-    member.happens(Seen(_view(None, 2, 1, 1, 2)), 0.6)
+    member.happens(SetSeen(_view(None, 2, 1, 1, 2)), 0.6)
     assert not _turning_master(member, _view(1, 3, 2, 1)).may_lack_archived
 
 
 def test_slave_has_archived_messages_once_in_sync_and_its_master_settles() -> None:
-    member = _member(saved=Saved(broker_id=1, may_lack_archived=True))
+    member = _member(saved=SavedMember(broker_id=1, may_lack_archived=True))
     member.happens(Registered(_view(2, 7, 7, 2)), 0.0)
     member.happens(RoleTaken(7, END), 0.1)
-    member.happens(Seen(_view(2, 7, 8, 1, 2)), 0.2)
+    member.happens(SetSeen(_view(2, 7, 8, 1, 2)), 0.2)
     assert member.record.may_lack_archived, "that master may wait for its archive still"
     assert member.happens(MasterSettled(6), 0.3) == [], "of another reign"
     _settled(member)
@@ -582,7 +582,7 @@ def test_slave_has_archived_messages_once_in_sync_and_its_master_settles() -> No
 
 
 def test_slave_of_a_settled_master_has_archived_messages_once_in_sync() -> None:
-    member = _member(saved=Saved(broker_id=1, may_lack_archived=True))
+    member = _member(saved=SavedMember(broker_id=1, may_lack_archived=True))
     member.happens(Registered(_view(2, 7, 7, 2)), 0.0)
     member.happens(RoleTaken(7, END), 0.1)
     written = _only(Save, member.happens(MasterSettled(7), 0.2))
@@ -595,14 +595,14 @@ def test_slave_of_a_settled_master_has_archived_messages_once_in_sync() -> None:
 def test_slave_elected_before_its_master_settled_may_lack_messages() -> None:
     """How long it was in sync does not matter."""
     member = _slave()
-    member.happens(Seen(_view(2, 1, 2, 1, 2, 3)), 0.5)
+    member.happens(SetSeen(_view(2, 1, 2, 1, 2, 3)), 0.5)
     assert _turning_master(member, _view(1, 2, 3, 1)).may_lack_archived
 
 
 def test_settled_archive_of_a_former_master_does_not_count_for_the_next() -> None:
     """The next one may lack archived messages, and its slave may have truncated them."""
     member = _settled(_slave(AVAILABLE))
-    member.happens(Seen(_view(3, 2, 2, 3)), 0.6)
+    member.happens(SetSeen(_view(3, 2, 2, 3)), 0.6)
     member.happens(RoleTaken(2, END), 0.7)
-    member.happens(Seen(_view(3, 2, 3, 1, 3)), 0.8)
+    member.happens(SetSeen(_view(3, 2, 3, 1, 3)), 0.8)
     assert _turning_master(member, _view(1, 3, 4, 1)).may_lack_archived

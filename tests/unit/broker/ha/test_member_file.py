@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.ha.member_events import Saved
+from broker.ha.member_events import SavedMember
 from broker.ha.member_file import MemberFile, MemberFileDamaged
 from tests.kit.store.sim_disk import SimDisk
 
 ROOT = Path("/store")
-SAVED = Saved(
+SAVED = SavedMember(
     broker_id=2, check_code="a;1", incarnation="i", starts=3, master_epoch=4, sync_state_set=(1, 2), confirm=9
 )
 
@@ -42,7 +42,7 @@ def test_copied_directory_is_recognized_until_it_saves_its_own_state() -> None:
     copy = disk.copy()
     file, is_copy = loaded(copy)
     assert is_copy
-    file.save(Saved())
+    file.save(SavedMember())
     assert not loaded(copy)[1]
     assert not loaded(disk)[1], "the copied one is what it was"
 

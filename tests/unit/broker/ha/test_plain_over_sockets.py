@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from broker.ha.ha_client import HaClient, Target
+from broker.ha.ha_client import FollowTarget, HaClient
 from broker.ha.plain_session import PlainSession
 from broker.ha.slave_session import Local
-from broker.ha.stock_master import Life, StockMaster
+from broker.ha.stock_master import MasterLife, StockMaster
 from infra.clock import SystemClock
 from neve.entropy import system_entropy
 from tests.kit.broker.ha_member import A, B, HaMember, assert_same, run
@@ -25,7 +25,7 @@ class PlainFollower:
 
     def __init__(self, member: HaMember, master: PlainMaster) -> None:
         self.member, self.master = member, master
-        self.life: Life | None = None
+        self.life: MasterLife | None = None
         self.client = self._client()
 
     def _client(self) -> HaClient:
@@ -40,14 +40,14 @@ class PlainFollower:
             ask_stock_master=self._ask,
         )
 
-    def _new_session(self, target: Target) -> PlainSession:
+    def _new_session(self, target: FollowTarget) -> PlainSession:
         store = self.member.store
         local = Local(store.min_physical_offset, store.max_physical_offset, (), confirm=0, followed_epoch=0)
         return PlainSession(
             local, hello(B, mapped_file_size_commit_log=self.master.file_size), store.reader.last_record
         )
 
-    async def _ask(self) -> tuple[StockMaster, Life | None]:
+    async def _ask(self) -> tuple[StockMaster, MasterLife | None]:
         self._told = self.master.says()
         return self._told, self.life
 
@@ -64,7 +64,7 @@ class PlainFollower:
 
     @asynccontextmanager
     async def follows(self) -> AsyncIterator[None]:
-        target = Target(host="127.0.0.1", port=self.master.port, master_epoch=0)
+        target = FollowTarget(host="127.0.0.1", port=self.master.port, master_epoch=0)
         task = asyncio.create_task(self.client.follow(target))
         try:
             yield

@@ -23,13 +23,13 @@ from broker.ha.slave_session import (
     SlaveState,
     Truncate,
 )
-from broker.ha.stock_master import Life, StockMaster, read_stock_master, unlike_stock
+from broker.ha.stock_master import MasterLife, StockMaster, read_stock_master, unlike_stock
 from neve.errors import NeveError
 from tests.kit.broker.ha_session import hello
 from tests.kit.broker.plain_ha import LIFE, SETTINGS
 
 
-def master(life: Life = LIFE, *, begin: int = 0, end: int = 1000, **settings: str) -> StockMaster:
+def master(life: MasterLife = LIFE, *, begin: int = 0, end: int = 1000, **settings: str) -> StockMaster:
     return StockMaster(life=life, begin=begin, end=end, ha_address="m:10912", settings=SETTINGS | settings)
 
 
@@ -170,7 +170,7 @@ def test_bytes_written_since_the_masters_start_are_not_truncated() -> None:
     ],
 )
 def test_master_of_a_foreign_log_is_not_followed(
-    begin: int, end: int, followed: Life | None, of: StockMaster, reason: Reason
+    begin: int, end: int, followed: MasterLife | None, of: StockMaster, reason: Reason
 ) -> None:
     session = asking(begin, end)
     assert ended(session.told(of, followed, 0.0)) == reason.value

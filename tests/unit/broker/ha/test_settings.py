@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.config import BrokerConfig
-from broker.ha.confirm import Replication
+from broker.ha.confirm import ReplicationMode
 from broker.ha.settings import SetSettings, settings_of
 from infra.config.properties import ConfigError, load
 
@@ -28,7 +28,7 @@ def test_broker_without_replication_keys_has_no_set() -> None:
 @pytest.mark.parametrize(("mode", "least"), [("sync", 2), ("sync-available", 1), ("async", 1)])
 def test_each_mode_has_its_minimum_of_in_sync_replicas(mode: str, least: int) -> None:
     found = of_set(f"replication={mode}")
-    assert found.rules.confirm.replication is Replication(mode)
+    assert found.rules.confirm.replication is ReplicationMode(mode)
     assert found.rules.confirm.min_in_sync == least
 
 

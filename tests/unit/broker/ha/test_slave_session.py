@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from broker.config import BrokerConfig
-from broker.ha.confirm import ConfirmRules, Replication
+from broker.ha.confirm import ConfirmRules, ReplicationMode
 from broker.ha.frames import (
-    Refusal,
     SlaveHandshake,
+    StreamRefusal,
     encode_ack,
     encode_hello,
     encode_master_handshake,
@@ -128,7 +128,7 @@ def test_hello_that_answers_another_connection_is_refused() -> None:
 
 
 def test_refusal_ends_the_session_at_any_time_with_its_reason() -> None:
-    refusal = Refusal("another-cluster", "production is not staging")
+    refusal = StreamRefusal("another-cluster", "production is not staging")
     for made in (session(), greeted(), following()):
         (end,) = made.receive_data(encode_refusal(refusal), 0.0)
         assert isinstance(end, End)
@@ -408,7 +408,7 @@ def test_cut_off_timeout_is_three_heartbeats_and_polls_at_least() -> None:
     """Two of either may be late."""
     isolated_after = BrokerConfig().controller_heart_beat_timeout_mills / 1000
     assert isolated_after >= 3 * HEARTBEAT_S
-    rules = MemberRules(confirm=ConfirmRules(Replication.ASYNC, isolated_after=isolated_after))
+    rules = MemberRules(confirm=ConfirmRules(ReplicationMode.ASYNC, isolated_after=isolated_after))
     assert 3 * rules.poll_every <= isolated_after
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from access.store import AuthStore, AuthTables
 from broker.archiving.deletion import GroupDeletion, NoTombstones, TopicDeletion
-from broker.archiving.restore import Tables
+from broker.archiving.restore import RestoredTables
 from broker.intake.internal_records import WRITTEN_BY_NEVE
 from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
@@ -121,7 +121,7 @@ class TablesMember:
             journal=self.journal,
             sync_log=self._sync,
             tombstones=lambda: NoTombstones(self.disk, ROOT / "archive"),
-            tables=Tables(self.topics, self.groups, self.offsets),
+            tables=RestoredTables(self.topics, self.groups, self.offsets),
             retry_names=names,
             pops=self.pops,
             arriving=told,
