@@ -179,7 +179,7 @@ class SetRegistry:
         """Return the stored value, and the members that the other controllers report as alive."""
         if isinstance(request, GetReplicaInfo):  # all brokers poll it often, and its answer does not depend on liveness
             return await self._register.get(request.name), {}
-        stored, heard = await asyncio.gather(self._register.get(request.name), self._others.heard(request.name))
+        stored, heard = await asyncio.gather(self._register.get(request.name), self._others.reports_of(request.name))
         return stored, heard
 
     def _decide(self, stored: StoredSet, heard: Heard, request: Request, asked: dict[int, Asked]) -> Decision | Ask:

@@ -64,7 +64,7 @@ class EtcdControllers:
         self._written: dict[str, KeyValue | None] = {}
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    async def heard(self, name: str) -> Heard:
+    async def reports_of(self, name: str) -> Heard:
         prefix = self._set_prefix(name)
         try:
             read = await self._etcd.read_all(prefix, _MOST_CONTROLLERS)

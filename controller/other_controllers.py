@@ -21,7 +21,7 @@ class OtherControllers(Protocol):
     def renew_s(self) -> float:
         """Period of `renew` in seconds, which other waits must not delay; 0: there are no other controllers."""
 
-    async def heard(self, name: str) -> Heard:
+    async def reports_of(self, name: str) -> Heard:
         """Return the members of a set that each other controller reports as alive now."""
 
     async def publish(self, name: str, living: Mapping[int, Report]) -> None:
@@ -39,7 +39,7 @@ class NoOtherControllers:
 
     renew_s = 0.0
 
-    async def heard(self, name: str) -> Heard:
+    async def reports_of(self, name: str) -> Heard:
         return {}
 
     async def publish(self, name: str, living: Mapping[int, Report]) -> None:

@@ -253,7 +253,7 @@ class HaClient:
         assert isinstance(session, PlainSession)
         assert self._ask_stock_master is not None
         master, followed = await self._ask_stock_master()
-        return session.told(master, followed, self._clock.monotonic())
+        return session.master_read(master, followed, self._clock.monotonic())
 
     async def attached(self, session: Session, master_epoch: int) -> Sequence[Action]:
         """Record that the whole log is this master's, and make the first acknowledged bytes durable."""

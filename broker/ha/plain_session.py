@@ -4,7 +4,7 @@ slave to master    end of the slave's log i64
 master to slave    offset i64 | size i32 | bytes of the log from `offset` on; none: a heartbeat
 
 state       waits for     then
-GREETING    `told`        compare the master's properties, queried after the connection was made, with the own log. If
+GREETING    `master_read` compare the master's properties, queried after the connection was made, with the own log. If
                           they diverge: `Truncate` and PARTING; if not: continue as after `parted`
 PARTING     `parted`      `Attached`, and ATTACHING until the followed life of the master is saved
 ATTACHING   `attached`    request the log from the start of its last record on
@@ -52,7 +52,7 @@ _FIRST_BYTE = b"\x00"
 
 
 class AskMaster(msgspec.Struct, frozen=True):
-    """Query the master's properties, then call `told`. An earlier answer may be of another life of the master."""
+    """Query the master's properties, then call `master_read`. An earlier answer may be of another life."""
 
 
 Action = Send | AskMaster | Truncate | Attached | Append | Confirmed | End
@@ -138,7 +138,7 @@ class PlainSession:
 
     # -- before the first byte of the log
 
-    def told(self, master: StockMaster, followed: MasterLife | None, now: float) -> list[Action]:
+    def master_read(self, master: StockMaster, followed: MasterLife | None, now: float) -> list[Action]:
         """Compare the master's properties with the log. `followed` is the life of the master whose log this is."""
         if self.state is not SlaveState.GREETING:
             return []

@@ -207,7 +207,7 @@ class TopicMetrics:
 
     def _behind(self, group: str, topic: str, ends: list[int], first: int) -> int:
         """Return the messages left in eight queues. For most groups that is a comparison of offsets with ends only."""
-        behind, consumed = 0, self._offsets.standing(group, topic)
+        behind, consumed = 0, self._offsets.committed_offsets(group, topic)
         for queue, end in enumerate(ends[first : first + 8], first):
             if (at := consumed.get(queue, 0)) < end:
                 behind += self._tiered.count_messages(topic, queue, at, end)

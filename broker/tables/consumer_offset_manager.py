@@ -216,7 +216,7 @@ class ConsumerOffsetManager:
         return target
 
     def _require_room_for(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        if more := len(offsets.keys() - self.standing(group, topic).keys()):
+        if more := len(offsets.keys() - self.committed_offsets(group, topic).keys()):
             self.require_room(more)
 
     def clone(self, source: str, target: str, topic: str) -> Steps[None]:
@@ -247,10 +247,10 @@ class ConsumerOffsetManager:
                 self._merge(self._queues(change.group, change.topic), change.offsets)
                 self._resets.setdefault(change.topic + SEPARATOR + change.group, {}).update(change.offsets)
             case OffsetsCopied():
-                standing = self._queues(change.group, change.topic)
-                self.count -= len(standing)
-                standing.clear()
-                self._merge(standing, change.offsets)
+                committed_offsets = self._queues(change.group, change.topic)
+                self.count -= len(committed_offsets)
+                committed_offsets.clear()
+                self._merge(committed_offsets, change.offsets)
             case TopicDeleted():
                 self.delete_topic(change.topic)
             case GroupDeleted(with_offsets=True):
@@ -263,11 +263,11 @@ class ConsumerOffsetManager:
         """Return a copy of a group's committed offsets in a topic, by queue."""
         return dict(self._offsets.get(topic + SEPARATOR + group, {}))
 
-    def standing(self, group: str, topic: str) -> Mapping[int, int]:
+    def committed_offsets(self, group: str, topic: str) -> Mapping[int, int]:
         """Return the live row of a group in a topic, for callers that do not keep it."""
         return self._offsets.get(topic + SEPARATOR + group, _NOWHERE)
 
-    def stands(self, group: str, topic: str) -> bool:
+    def has_offsets(self, group: str, topic: str) -> bool:
         """Return whether a group has a committed offset in any queue of a topic."""
         return topic + SEPARATOR + group in self._offsets
 

@@ -32,11 +32,11 @@ class RetryNames:
         self,
         topics: Container[str],
         groups: Container[str],
-        stands: Callable[[str, str], bool],
+        has_offsets: Callable[[str, str], bool],
         prefers_v2: Callable[[], bool],
     ) -> None:
-        """Create it; `stands` returns whether the group has a committed offset in the topic."""
-        self._topics, self._groups, self._stands, self._prefers_v2 = topics, groups, stands, prefers_v2
+        """Create it; `has_offsets` returns whether the group has a committed offset in the topic."""
+        self._topics, self._groups, self._has_offsets, self._prefers_v2 = topics, groups, has_offsets, prefers_v2
 
     def owners(self, name: str) -> list[Owner]:
         """Return all meanings of a retry topic's name on this broker; none if no table contains its parts."""
@@ -69,7 +69,7 @@ class RetryNames:
             return []
         v1, v2 = (real_topic(topic, group, version) for version in (RETRY_V1, RETRY_V2))
         found = [v2] if v2 in self._topics else []
-        if v1 in self._topics and (self._is_alone(v1, group, topic) or self._stands(group, v1)):
+        if v1 in self._topics and (self._is_alone(v1, group, topic) or self._has_offsets(group, v1)):
             found.append(v1)
         return found
 
@@ -82,7 +82,7 @@ class RetryNames:
         rest = name.removeprefix(RETRY_PREFIX)
         own = [rest] if topics_of(rest) else []
         found = own + [group for group, topic in self._pairs_of(name) if not topic.startswith(RETRY_PREFIX)]
-        return [group for group in dict.fromkeys(found) if not self._stands(group, name)]
+        return [group for group in dict.fromkeys(found) if not self._has_offsets(group, name)]
 
     def _pairs_of(self, name: str) -> list[tuple[str, str]]:
         """Return the pairs whose retries are in a retry topic.
@@ -92,15 +92,15 @@ class RetryNames:
         rest = name.removeprefix(RETRY_PREFIX)
         group, plus, topic = rest.partition(_V2)
         if plus:
-            return [(group, topic)] if self._stands(group, topic) else []
+            return [(group, topic)] if self._has_offsets(group, topic) else []
         splits = [(rest[:at], rest[at + 1 :]) for at, letter in enumerate(rest) if letter == _V1]
-        return [pair for pair in splits if self._stands(*pair) and self._is_alone(name, *pair)]
+        return [pair for pair in splits if self._has_offsets(*pair) and self._is_alone(name, *pair)]
 
     def deleted_with(self, group: str, topic: str) -> list[str]:
         """Return the retry topics that denote only this pair; they are deleted with the topic."""
         names = (real_topic(topic, group, version) for version in (RETRY_V1, RETRY_V2))
         found = [name for name in names if name in self._topics and self._is_alone(name, group, topic)]
-        return [name for name in found if self._stands(group, topic) or self._stands(group, name)]
+        return [name for name in found if self._has_offsets(group, topic) or self._has_offsets(group, name)]
 
     def _is_alone(self, name: str, group: str, topic: str) -> bool:
         return all(owner == (group, topic) for owner in self.owners(name))

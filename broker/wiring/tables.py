@@ -62,7 +62,7 @@ def make_tables(runtime: Runtime, storage: Storage) -> BrokerTables:
         journal,
         limit=lambda: config.max_consumer_offsets,
     )
-    retry_names = RetryNames(topics.topics, groups.groups, offsets.stands, lambda: config.enable_retry_topic_v2)
+    retry_names = RetryNames(topics.topics, groups.groups, offsets.has_offsets, lambda: config.enable_retry_topic_v2)
     guard = make_guard(
         config,
         directory / "auth" / "auth.json",

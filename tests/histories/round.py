@@ -87,7 +87,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
     def tell(what: str, kind: str) -> None:
         history.append(ParsedDescription(at=now_ms(), what=what, kind=kind))
 
-    async def note_who_leads() -> None:
+    async def note_leader() -> None:
         history.append(Led(at=now_ms(), epoch=await epoch_told(place.brokers.epoch, place.patience)))
 
     def servers() -> dict[str, list[int]]:
@@ -95,7 +95,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
 
     with stalls_noted(history), waits_noted(history, servers):
         try:
-            await note_who_leads()
+            await note_leader()
             await work.begin()
             if place.java is not None:
                 await place.java.begin(work.topics, name, seed, history)
@@ -109,11 +109,11 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
             await work.stop()
             if place.java is not None:
                 await place.java.stop()
-            await note_who_leads()
+            await note_leader()
             await rest.rested(keeps=owes(history, promise))
             work.failed()
             await _Reading(place, work, history, rest).read()
-            await note_who_leads()
+            await note_leader()
         except (NeveError, TimeoutError, NotWithin, Failure) as error:
             history.append(BrokenOff(why=f"{type(error).__name__}: {error}", late=isinstance(error, LATE)))
         finally:

@@ -15,7 +15,7 @@ from tests.kit.cluster.group_command import (
     fill,
     is_request_in_flight,
     members_are_told,
-    reset_does_what_it_shows,
+    reset_matches_preview,
 )
 from tests.kit.server.requests import Up, offload
 
@@ -59,5 +59,5 @@ def test_reset_matches_its_dry_run_and_deleted_group_is_removed(
     with neve_up(tmp_path / "neve") as server:
         fill(server.namesrv)
         neve = Command("group", capfd, "-n", server.namesrv)
-        reset_does_what_it_shows(neve, server.namesrv)
+        reset_matches_preview(neve, server.namesrv)
         a_deleted_group_is_gone(neve, server.namesrv)

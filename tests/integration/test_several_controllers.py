@@ -137,12 +137,12 @@ async def test_reports_of_a_stopped_or_dead_controller_disappear(shared: Node) -
     for one in (stops, dies):
         await one.renew()
         await one.publish("b", {1: Report(0, address="h:1"), 2: Report(0)})
-    assert {broker_id: len(found) for broker_id, found in (await reads.heard("b")).items()} == {1: 2, 2: 2}
+    assert {broker_id: len(found) for broker_id, found in (await reads.reports_of("b")).items()} == {1: 2, 2: 2}
     await stops.close()
-    assert {broker_id: len(found) for broker_id, found in (await reads.heard("b")).items()} == {1: 1, 2: 1}
+    assert {broker_id: len(found) for broker_id, found in (await reads.reports_of("b")).items()} == {1: 1, 2: 1}
 
     async def is_deleted() -> bool:
-        return not await reads.heard("b")
+        return not await reads.reports_of("b")
 
     await until(is_deleted, "its lease is over")  # No one renews the lease.
     await dies.close()
@@ -192,14 +192,14 @@ async def test_reports_are_read_by_others_and_written_again_when_lost(tmp_path: 
         says, reads = (EtcdControllers(one, url.prefix, Etcd(url)) for one in (own, client))
         said = Report(0, address="h:1", cluster="c", epoch=3, max_offset=77, incarnation="i", starts=2, process="p")
         await says.publish("a/b", {1: said})
-        assert await reads.heard("a/b") == {}  # There is no lease that would end this entry.
+        assert await reads.reports_of("a/b") == {}  # There is no lease that would end this entry.
         await says.renew()
         await says.publish("a/b", {1: said})
         await says.publish("a", {2: said})
-        (heard,) = (await reads.heard("a/b"))[1]
-        assert heard == replace(said, max_offset=1)
-        assert set(await reads.heard("a")) == {2}
-        assert await says.heard("a/b") == {}, "the own say is not hearsay"
+        (reports_of,) = (await reads.reports_of("a/b"))[1]
+        assert reports_of == replace(said, max_offset=1)
+        assert set(await reads.reports_of("a")) == {2}
+        assert await says.reports_of("a/b") == {}, "the own say is not hearsay"
         revision = (await own.read(b"k")).header.revision
         await says.publish("a/b", {1: replace(said, max_offset=99)})
         assert (await own.read(b"k")).header.revision == revision, "it need not be told where a log ends"
@@ -207,22 +207,22 @@ async def test_reports_are_read_by_others_and_written_again_when_lost(tmp_path: 
         node.start()
         await says.renew()
         await says.publish("a/b", {1: said})
-        assert set(await reads.heard("a/b")) == {1}
+        assert set(await reads.reports_of("a/b")) == {1}
         await says.publish("a/b", {})
-        assert await reads.heard("a/b") == {}
+        assert await reads.reports_of("a/b") == {}
         key = servers.text("neve/alive/a/somebody")
         node.ask("kv/put", {"key": key, "value": servers.text("[]")})
         with pytest.raises(RegisterUnavailable, match="can't be read"):
-            await reads.heard("a")
+            await reads.reports_of("a")
         node.ask("kv/put", {"key": key, "value": servers.text('{"5": {"timeoutMs": 5, "aNewField": 1}}')})
-        assert set(await reads.heard("a")) == {5}
+        assert set(await reads.reports_of("a")) == {5}
         await says.publish("a", {2: said})
-        assert set(await reads.heard("a")) == {2, 5}
+        assert set(await reads.reports_of("a")) == {2, 5}
         (gone,) = [kv.key for kv in (await own.read_all(b"neve/alive/a/", 9)).kvs if b"somebody" not in kv.key]
         node.ask("kv/deleterange", {"key": servers.text(gone.decode())})
-        await says.heard("a")  # The controller notices that its own entry is missing.
+        await says.reports_of("a")  # The controller notices that its own entry is missing.
         await says.publish("a", {2: said})
-        assert set(await reads.heard("a")) == {2, 5}
+        assert set(await reads.reports_of("a")) == {2, 5}
         await says.close()
         await own.close()
         await client.close()

@@ -165,7 +165,7 @@ class InTransit:
             client.ask(_UPDATE_OFFSET, place)
         self._expected -= {(TOPIC, True, body) for body in self.retried}
 
-    def what_waits_is_due(self) -> None:
+    def waiting_is_due(self) -> None:
         """Return when delayed and timed messages are delivered at the master."""
         wait_until(lambda: len(bodies(self._master, LATER)) == 2 * _SHARE, "delayed and timed messages", _CONSUMED_S)
 

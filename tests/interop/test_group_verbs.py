@@ -13,7 +13,7 @@ from tests.kit.cluster.group_command import (
     fill,
     is_request_in_flight,
     members_are_told,
-    reset_does_what_it_shows,
+    reset_matches_preview,
 )
 from tests.kit.server.apache import ApacheServer
 
@@ -26,6 +26,6 @@ def test_apache_groups_are_shown_like_neve_groups(tmp_path: Path, capfd: pytest.
         neve = Command("group", capfd, "-n", apache.namesrv)
         is_request_in_flight(neve)
         assert all(row["cold"] is None for row in neve.json("lag", GROUP))
-        reset_does_what_it_shows(neve, apache.namesrv)
+        reset_matches_preview(neve, apache.namesrv)
         members_are_told(neve, apache.namesrv)
         a_deleted_group_is_gone(neve, apache.namesrv)

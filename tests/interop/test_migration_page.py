@@ -300,7 +300,7 @@ def test_cluster_migration_procedure_of_the_page_works(tmp_path: Path) -> None:
             transit.stand_at({queue: position + 7 for queue, position in transit.positions.items()})
             transit.end_transactions(pair.master.broker)
             operator.does(wipe)
-            transit.what_waits_is_due()
+            transit.waiting_is_due()
             transit.retries_are_read()
             left = operator.does(f"{lag} -o json")
             for line in (export, export_dead, again):

@@ -64,7 +64,7 @@ def members_are_told(neve: Command, namesrv: str) -> None:
     neve("members", "nobody", code=3)
 
 
-def reset_does_what_it_shows(neve: Command, namesrv: str) -> None:
+def reset_matches_preview(neve: Command, namesrv: str) -> None:
     """Reset forward and back: by offset, by time, to both ends; refused while a member is connected."""
     here = ("reset", GROUP, "--topic", TOPIC)
 

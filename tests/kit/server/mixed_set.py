@@ -67,7 +67,7 @@ class MixedSet(Members[Broker]):
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             start = stack.enter_context
-            self._start_those_who_are_asked(stack)
+            self._start_requested(stack)
             new: list[Broker] = [self.apache(f"apache{number}") for number in range(self._counts["apache"])]
             new += [self.neve(f"neve{number}") for number in range(self._counts["neve"])]
             for member in new:
@@ -80,7 +80,7 @@ class MixedSet(Members[Broker]):
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
 
-    def _start_those_who_are_asked(self, stack: ExitStack) -> None:
+    def _start_requested(self, stack: ExitStack) -> None:
         start = stack.enter_context
         names = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": self._directory / "kv.json"}
         if self._under is Under.APACHE_IN_NAMESRV:

@@ -134,7 +134,7 @@ def _found(world: type[ReplicasWorld], known: int) -> str:
 # ---- the confirmed offset
 
 
-class _CountsWhatIsInForce(Confirm):
+class _CountsConfiguration(Confirm):
     """During a requested change only the current members count, and the change is dropped if its answer is late."""
 
     def asked(self, members: Any) -> int:
@@ -144,8 +144,8 @@ class _CountsWhatIsInForce(Confirm):
         return based_on
 
 
-class CountsWhatIsInForce(JoinsUnheard):
-    confirm_of = _CountsWhatIsInForce
+class CountsConfiguration(JoinsUnheard):
+    confirm_of = _CountsConfiguration
 
 
 class _Anticipates(Confirm):
@@ -529,14 +529,14 @@ class SyncsSlowly(LosesPower):
         return super().flush_time(host) + 3.0
 
 
-class ArchivesWhatIsConfirmed(SyncsSlowly):
+class ArchivesConfirmed(SyncsSlowly):
     """A round archives messages acknowledged from memory; then all members lose their power."""
 
     def archivable(self, broker: SimulatedBroker) -> int:
         return broker.member.confirm
 
 
-class LosesWhatIsArchived(Repeats):
+class LosesArchived(Repeats):
     """A master that runs alone archives its messages, and is lost with its disk.
 
     An operator designates a member that lacks them while the bucket is unreachable. That member adds another one, and
@@ -587,11 +587,11 @@ class LosesWhatIsArchived(Repeats):
         return None
 
 
-class LosesWhatIsArchivedToo(LosesWhatIsArchived):
+class LosesArchivedToo(LosesArchived):
     mode = ReplicationMode.ASYNC
 
 
-class RestartsWhoFollows(LosesWhatIsArchived):
+class RestartsFollowers(LosesArchived):
     """A slave dies after the queues are raised, and returns before its master dies; no messages are sent."""
 
     def settled(self, others: list[str]) -> None:
@@ -621,11 +621,11 @@ class _TrustingMember(Member):
         self.record = _TrustsItsMaster(self.record.saved, self.record.process)
 
 
-class TrustsItsMaster(LosesWhatIsArchived):
+class TrustsItsMaster(LosesArchived):
     member_class = _TrustingMember
 
 
-class RaisesInItsOwnFilesAlone(LosesWhatIsArchived):
+class RaisesInItsOwnFilesAlone(LosesArchived):
     """The log has no record of the raise for slaves, but they learn that the master has settled."""
 
     def raised_by(self, record: Record) -> tuple[int, ...]:
@@ -639,7 +639,7 @@ class _KeepsNoRaise(Raises):
         super().resume_log(ends)
 
 
-class NotesNoRaise(RestartsWhoFollows):
+class NotesNoRaise(RestartsFollowers):
     def new_disk(self) -> Disk:
         return Disk(raises=_KeepsNoRaise())
 
@@ -679,9 +679,9 @@ RIGHT = (
     ForgetsTheRegister,
     RestoresDirectories,
     SyncsSlowly,
-    LosesWhatIsArchived,
-    LosesWhatIsArchivedToo,
-    RestartsWhoFollows,
+    LosesArchived,
+    LosesArchivedToo,
+    RestartsFollowers,
 )
 
 
@@ -694,7 +694,7 @@ def test_worlds_with_correct_rules_break_no_promise(world: type[ReplicasWorld]) 
 @pytest.mark.parametrize(
     ("world", "promise", "known"),
     [
-        (CountsWhatIsInForce, ANY, 0),
+        (CountsConfiguration, ANY, 0),
         (Anticipates, ANY, 0),
         (SecondOfThree, ANY, 0),
         (Remembers, ANY, 6),
@@ -715,7 +715,7 @@ def test_worlds_with_correct_rules_break_no_promise(world: type[ReplicasWorld]) 
         (TrustsARestoredRegister, ANY, 0),
         (RegistersNobodyWhileFrozen, "rest", 1),
         (TakesACopyForTheOriginal, ANY, 1),
-        (ArchivesWhatIsConfirmed, "archive", 0),
+        (ArchivesConfirmed, "archive", 0),
         (ArchivesWithoutCompare, "archive", 0),
         (TrustsItsMaster, "archive", 0),
         (RaisesInItsOwnFilesAlone, "archive", 0),

@@ -114,7 +114,7 @@ async def _archived_lost_and_deleted(tmp_path: Path) -> None:
     assert len(messages) == len(said["messages"])
     assert set(messages) == set(kept)
     for place, (body, properties, flags) in kept.items():
-        assert_is_what_was_sent(messages[place], body, properties, flags)
+        assert_equals_sent(messages[place], body, properties, flags)
     spans = [span for span in said["gaps"] if span[0] == "orders"]
     for _, queue, offset in lost:
         assert any(first <= offset <= last for _, of, first, last in spans if of == queue), "what is nowhere is said"
@@ -132,7 +132,7 @@ async def _archived_lost_and_deleted(tmp_path: Path) -> None:
     assert (said["state"]["clean"], said["state"]["epoch"]) == (True, said["epoch"])
 
 
-def assert_is_what_was_sent(row: dict[str, Any], body: bytes, properties: str, flags: int) -> None:
+def assert_equals_sent(row: dict[str, Any], body: bytes, properties: str, flags: int) -> None:
     named = dict(pair.split("\x01") for pair in properties.split("\x02") if pair)
     assert base64.b64decode(row["body"]) == body
     assert row["body_codec"] == ("zlib" if flags else "none")

@@ -266,7 +266,7 @@ async def test_new_committed_offsets_are_limited_and_known_ones_can_change(tmp_p
             connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, topic="t", group="new", timestamp=-1, isForce="true"
         )
         assert reset.code == ResponseCode.SYSTEM_BUSY
-        assert not broker.offsets.stands("new", "t")
+        assert not broker.offsets.has_offsets("new", "t")
         broker.offsets.delete_group("g")
         assert broker.offsets.count == 0
         assert (await pop(connection, "new")).code == ResponseCode.SUCCESS

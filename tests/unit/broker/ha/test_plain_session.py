@@ -47,7 +47,7 @@ def asking(begin: int, end: int, own: Hello | None = None) -> PlainSession:
 
 def following(begin: int = 0, end: int = 0, of: StockMaster | None = None) -> PlainSession:
     session = asking(begin, end)
-    assert session.told(of or master(), LIFE if end else None, 0.0) == [Attached(0)]
+    assert session.master_read(of or master(), LIFE if end else None, 0.0) == [Attached(0)]
     session.attached(end, 0.0)
     if end:
         assert session.receive_data(frame(end - len(LAST), LAST), 0.0) == [Send(pack(">q", end))]
@@ -76,7 +76,7 @@ def ended(actions: list[Action]) -> str | None:
 def test_empty_log_requests_from_1_and_adds_the_first_byte_itself() -> None:
     """A request for 0 would mean the newest file."""
     session = asking(0, 0)
-    assert session.told(master(), None, 0.0) == [Attached(0)]
+    assert session.master_read(master(), None, 0.0) == [Attached(0)]
     assert session.attached(0, 0.0) == [Send(pack(">q", 1))]
     assert session.receive_data(frame(1), 0.0) == []
     assert copied(session.receive_data(frame(1, b"bc") + frame(3, b"de"), 0.0)) == [Append(0, b"\x00bcde")]
@@ -86,7 +86,7 @@ def test_empty_log_requests_from_1_and_adds_the_first_byte_itself() -> None:
 
 def test_empty_log_starts_at_the_lowest_file_that_the_master_has() -> None:
     session = asking(0, 0)
-    assert session.told(master(begin=300), None, 0.0) == [Attached(0)]
+    assert session.master_read(master(begin=300), None, 0.0) == [Attached(0)]
     assert session.attached(0, 0.0) == [Send(pack(">q", 300))]
     assert copied(session.receive_data(frame(300, b"ab"), 0.0)) == [Append(300, b"ab")]
 
@@ -94,7 +94,7 @@ def test_empty_log_starts_at_the_lowest_file_that_the_master_has() -> None:
 def joined(end: int, own: tuple[int, bytes] | None, of: StockMaster | None = None) -> tuple[PlainSession, list[Action]]:
     session = PlainSession(Local(100, end, (), 0, 0), hello(), lambda at: own)
     session.start(0.0)
-    assert session.told(of or master(), LIFE, 0.0) == [Attached(0)]
+    assert session.master_read(of or master(), LIFE, 0.0) == [Attached(0)]
     return session, session.attached(end, 0.0)
 
 
@@ -129,7 +129,7 @@ def test_log_without_a_common_record_is_not_continued(own: tuple[int, bytes] | N
 
 def test_tail_that_a_restarted_master_lost_is_truncated_before_a_request() -> None:
     session = asking(0, 800)
-    assert session.told(master(replace(LIFE, boot_ms=LIFE.boot_ms + 1)), LIFE, 0.0) == [Truncate(500)]
+    assert session.master_read(master(replace(LIFE, boot_ms=LIFE.boot_ms + 1)), LIFE, 0.0) == [Truncate(500)]
     assert session.parted(480) == [Attached(0)]
     assert session.attached(480, 0.0) == [Send(pack(">q", 470))]
     assert copied(session.receive_data(frame(470, LAST + b"ab"), 0.0)) == [Send(pack(">q", 480)), Append(480, b"ab")]
@@ -139,12 +139,12 @@ def test_incarnation_that_ends_like_the_former_one_is_a_new_one() -> None:
     """It wrote above that offset, was killed, and lost all of it."""
     again = replace(LIFE, boot_ms=LIFE.boot_ms + 1)
     assert again.end_at_start == LIFE.end_at_start
-    assert asking(0, 800).told(master(again), LIFE, 0.0) == [Truncate(500)]
+    assert asking(0, 800).master_read(master(again), LIFE, 0.0) == [Truncate(500)]
 
 
 def test_bytes_written_since_the_masters_start_are_not_truncated() -> None:
-    assert asking(0, 800).told(master(), LIFE, 0.0) == [Attached(0)]
-    assert asking(0, 500).told(master(replace(LIFE, boot_ms=1)), LIFE, 0.0) == [Attached(0)]
+    assert asking(0, 800).master_read(master(), LIFE, 0.0) == [Attached(0)]
+    assert asking(0, 500).master_read(master(replace(LIFE, boot_ms=1)), LIFE, 0.0) == [Attached(0)]
 
 
 # -- refusals
@@ -173,7 +173,7 @@ def test_master_of_a_foreign_log_is_not_followed(
     begin: int, end: int, followed: MasterLife | None, of: StockMaster, reason: Reason
 ) -> None:
     session = asking(begin, end)
-    assert ended(session.told(of, followed, 0.0)) == reason.value
+    assert ended(session.master_read(of, followed, 0.0)) == reason.value
     assert session.is_ended
     assert session.attached(0, 0.0) == session.parted(0) == session.receive_data(frame(0, b"x"), 0.0) == []
 

@@ -115,7 +115,7 @@ class TablesMember:
 
     def _make_deletions(self) -> None:
         told: Any = SimpleNamespace(release_topic=lambda topic: None, now=_nothing)
-        names = RetryNames(self.topics.topics, self.groups.groups, self.offsets.stands, lambda: False)
+        names = RetryNames(self.topics.topics, self.groups.groups, self.offsets.has_offsets, lambda: False)
         self._topic_deletion = TopicDeletion(
             store=self.store,
             journal=self.journal,
