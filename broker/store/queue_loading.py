@@ -44,6 +44,8 @@ class QueueLoading:
         is_unsynced, queue.dirty = queue.dirty or unsynced, False
         is_deleted = self._is_left_over(queue)
         if is_deleted:
+            if is_unsynced:  # else entries may reappear after a power failure, below a checkpoint that vouches for them
+                queue.sync()
             self._queues.discard(queue)
         elif not queue.files:
             self._queues.drop(queue)
@@ -53,8 +55,8 @@ class QueueLoading:
 
     def _is_left_over(self, queue: ConsumeQueue) -> bool:
         """Return whether all loaded entries belong to a deleted topic; the log still has any that came since."""
-        mark = self._records.deleted_up_to(queue.topic)
-        if not mark:
+        mark = self._records.deletion_marks.get(queue.topic)
+        if mark is None:  # a mark may be 0, after the log has lost all records
             return False
         if queue.used_end:
             return not has_from(queue, mark)

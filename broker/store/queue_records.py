@@ -65,7 +65,7 @@ class QueueRecords:
         return max((offset for offset, _ in records), default=0)
 
     @property
-    def gone(self) -> Mapping[str, int]:
+    def deletion_marks(self) -> Mapping[str, int]:
         """`deleted_up_to` of all topics with a deleted predecessor."""
         return self._state.deleted
 

@@ -366,14 +366,14 @@ class ReplicaAppender:
 
     def _described_queues(self, parse_description: described.ParsedDescription) -> list[ConsumeQueue] | None:
         """Return the queues of described records; None unless all exist, have room, and continue as described."""
-        queues, gone, begin = list[ConsumeQueue](), self._queues.records.gone, self._end.appended
+        queues, marks, begin = list[ConsumeQueue](), self._queues.records.deletion_marks, self._end.appended
         for number, (name, queue_id, first) in enumerate(parse_description.queues):
             topic = self._names.get(name, _NO_TOPIC)
             queue = self._queues.by_id(topic.name).get(queue_id)
             room = parse_description.whose.count(number) * QUEUE_ENTRY_SIZE
             if topic is _NO_TOPIC or queue is None or queue.end != first or queue in queues:
                 return None
-            if not room or queue.map is None or queue.position + room > queue.limit or begin < gone.get(topic.name, 0):
+            if not room or queue.map is None or queue.position + room > queue.limit or begin < marks.get(topic.name, 0):
                 return None
             queues.append(queue)
         return queues
@@ -382,7 +382,7 @@ class ReplicaAppender:
 
     def _collect(self, run: _Run, data: bytes, start: int, file: LogFile) -> int:
         """Parse records and make their queue entries, up to the first one that needs preparation."""
-        names, gone = self._names, self._queues.records.gone
+        names, marks = self._names, self._queues.records.deletion_marks
         last_time = run.last_time
         view = memoryview(data)
         begin = self._end.position - start  # offset of `data` relative to the begin of the file
@@ -404,7 +404,7 @@ class ReplicaAppender:
                 code = self._code_of(decode_record(view[at:following]))
             else:  # `find` is twice as fast as `in`
                 code = _code_in(properties) if properties.find(_TAGS) >= 0 else 0
-            if not gone or physical >= gone.get(topic.name, 0):
+            if not marks or physical >= marks.get(topic.name, 0):
                 queue = queues.get(queue_id)
                 if queue is None or queue.end != offset:
                     break

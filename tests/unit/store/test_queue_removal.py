@@ -135,6 +135,51 @@ def test_power_cut_during_the_removal_resurrects_nothing(place: str, seed: int) 
     assert after.list_dir(Path("/store/consumequeue.removed")) == []
 
 
+def recreated_and_lost(seed: int) -> SimDisk | None:
+    """Return a disk on which the queue file of a recreated topic survived, and its record did not; None if not so."""
+    disk = SimDisk()
+    store = opened(disk)
+    put_one(store, "t")
+    store.visibility.flush()
+    store.queue_changes.delete_topic("t", restart_at_zero=True)
+    remove_all(store)
+    end = store.max_physical_offset
+    store.checkpoint()
+    put_one(store, "t", body=b"x" * 5_000)
+    cut = disk.power_cut(seed)
+    (path,) = cut.list_dir(ROOT / "t" / "0") or [""]
+    has_entry = bool(path) and any(cut.read_at(ROOT / "t" / "0" / path, 0, 20))
+    return cut if has_entry and opened(cut.copy()).max_physical_offset == end else None
+
+
+def test_entry_of_a_lost_record_does_not_reappear_below_a_later_checkpoint() -> None:
+    disks = [disk for seed in range(60) if (disk := recreated_and_lost(seed)) is not None]
+    assert len(disks) > 3
+    for number, disk in enumerate(disks):
+        store = opened(disk)
+        while store.max_physical_offset < 12_000:
+            put_one(store, "u", body=b"y" * 1_000)
+        store.visibility.flush()
+        store.checkpoint()
+        after = opened(disk.power_cut(number))
+        assert after.queues.names_of("t") == []
+
+
+def test_queue_of_a_deleted_topic_is_removed_after_the_log_lost_everything() -> None:
+    disk = SimDisk()
+    store = opened(disk)
+    put_one(store, "t")
+    store.queue_changes.delete_topic("t", restart_at_zero=True)
+    store.queue_changes.save_deletions()
+    cuts = [disk.power_cut(seed) for seed in range(30)]
+    empty = [cut for cut in cuts if cut.exists(ROOT / "t" / "0") and opened(cut.copy()).max_physical_offset == 0]
+    assert empty
+    for cut in empty:
+        opened(cut)  # a start that ends before the files are removed
+        cut.kill()
+        assert opened(cut).queues.names_of("t") == []
+
+
 def test_removal_is_bounded_per_run_and_finishes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.store.queue_removal._QUEUES_AT_ONCE", 10)
     disk = SimDisk()
