@@ -384,8 +384,9 @@ async def test_message_block_that_is_cancelled_gives_back(fake_cluster: Any) -> 
         connect(cluster.namesrv.address) as client,
         client.consumer("g", "t", start="earliest") as consumer,
     ):
+        message = await first_of(consumer)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01), await first_of(consumer):
+            async with message, asyncio.timeout(0.01):
                 await asyncio.Event().wait()
         await until(lambda: len(broker.sent_back) == 1)
 
