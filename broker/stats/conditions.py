@@ -100,7 +100,7 @@ class Conditions:
     def _of_set(self) -> list[Condition]:
         found = list[Condition]()
         if self._replicas is not None:
-            then = "it recovers when the cause is gone; docs/high-availability.md lists the causes"
+            then = "it recovers when the cause is gone; docs/ha/overview.md lists the causes"
             found += [Condition(*fault, then) for fault in faults(self._replicas)]
         if self._plain_slave is not None and (fault := self._plain_slave.client.trouble) is not None:
             means = "stored messages are served; the master's log is not copied, and nothing is archived"
@@ -115,7 +115,7 @@ class Conditions:
             return [Condition(_FENCED, 0, "another process has taken the archive over", means, then)]
         if (divergence := archive.divergence) is not None:
             means = "nothing is archived or expired, or evicted from that offset on; all local messages are served"
-            then = "none: docs/beside-apache.md describes what to do"
+            then = "none: docs/migrate/archive.md describes what to do"
             return [Condition(_DIVERGED, divergence.since_ms, divergence.text, means, then)]
         if (away := self.store_away()) is not None:
             means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"

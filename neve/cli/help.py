@@ -112,7 +112,7 @@ Data directory   neve broker --import-from DIR -c broker.conf: messages, topics,
 Replication      brokerRole=SLAVE: copies the log of a running master, then replaces it
 Copy             neve export DIR, neve import DIR: topics, groups, messages, to any cluster
 
-docs/migration.md describes each way step by step.
+docs/migrate/overview.md describes each way step by step.
 """,
     ),
     "stores": HelpPage(

@@ -1,4 +1,4 @@
-"""Follow the rolling restart of docs/high-availability.md line by line; the clients of the set must not notice."""
+"""Follow the rolling restart of docs/ha/operate.md line by line; the clients of the set must not notice."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from tests.kit.clock.waiting import until
 from tests.kit.server.broker_set import TOPIC, BrokerSet
 from tests.kit.server.neve import Serving
 
-PAGE = (Path(__file__).parents[2] / "docs" / "high-availability.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "ha" / "operate.md").read_text("utf-8")
 GROUP = "g"
 _CALL_S = 60.0  # A switchover takes a second, and the machine is shared.
 _STEP = 50  # The number of messages sent and received before the first line and after each line.
 
 
 def procedure() -> list[str]:
-    block = re.search(r"^\*\*A rolling restart\*\*.*?^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    block = re.search(
+        r"^## Restart or upgrade the members one by one$.*?^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+    )
     assert block is not None
     return [line.partition("   ")[0].strip() for line in block[1].splitlines()]
 

@@ -117,7 +117,7 @@ def test_lost_register_requires_a_forced_election_for_an_existing_log(tmp_path: 
             server.stop()
             (tmp_path / "controller" / "register" / "register.json").unlink()
             server.start()
-            # As docs/high-availability.md describes: the broker's id is removed, and it registers as a new broker.
+            # As docs/ha/controllers.md describes: the broker's id is removed, and it registers as a new broker.
             for identity in (tmp_path / "a" / "store").glob("brokerIdentity*"):
                 identity.unlink()
             broker.start()

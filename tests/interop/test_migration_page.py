@@ -1,4 +1,4 @@
-"""Run each line of docs/migration.md with stock clients at work from the first line to the last.
+"""Run each line of the procedures in docs/migrate with stock clients at work from the first line to the last.
 
 For each procedure the broker has messages, a group in the middle of them, and pending messages: `in_transit`.
 """
@@ -28,16 +28,28 @@ from tests.kit.server.neve import NEVE, Serving, settings_as_options
 
 pytestmark = pytest.mark.servers
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text("utf-8")
+PAGES = Path(__file__).parents[2] / "docs" / "migrate"
 _S = 120.0 + MESSAGES / 100
 _ALL_TOPICS = 21
 _STARTED_IN_BACKGROUND = "neve broker -c /etc/neve/broker.conf &"
 
 
-def blocks(heading: str) -> list[str]:
-    """Return the code blocks of a section of the page."""
-    (part,) = re.findall(rf"^## {heading}.*?\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    return re.findall(r"^```\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
+def blocks(name: str, heading: str = "Steps") -> list[str]:
+    """Return the code blocks of a section of a page."""
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    (part,) = re.findall(rf"^## {heading}.*?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return all_blocks(part)
+
+
+def printed_report() -> str:
+    """Return the report of a dry run that the page of the import shows."""
+    (block,) = all_blocks((PAGES / "directory.md").read_text("utf-8"), "text")
+    return block
+
+
+def all_blocks(text: str, language: str = "") -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [code for name, code in found if name == language]
 
 
 def lines(block: str) -> list[str]:
@@ -162,22 +174,22 @@ def _goes_on(transit: InTransit, namesrv: str, broker: str, home: Path) -> None:
 
 def _move(operator: MigrationOperator, clients: Steady, transit: InTransit) -> None:
     pair = operator.pair
-    conf, following = blocks("1")
+    conf, following = blocks("follow", "1")
     operator.write(conf)
     for line in lines(following):
         operator.does(line)
     pair.slave = operator.broker
     pair.has_all()
-    (archive,) = blocks("2")
+    (archive,) = blocks("follow", "2")
     (looks,) = lines(archive)
     wait_until(lambda: "bulk" in operator.does(looks), "the archive", 3 * _S)
-    (check,) = blocks("3")
+    (check,) = blocks("follow", "3")
     status, metrics, _ready, cluster = [operator.does(line) for line in lines(check)]
     assert "127.0.0.1" in status
     assert "neve_slave_attached 1" in metrics
     assert len([row for row in cluster.splitlines() if " stock " in row]) == 2
 
-    (change,) = blocks("4")
+    (change,) = blocks("follow", "4")
     printed = dict[str, str]()
     transit.before_the_end()
     transit.assert_is_on_its_way()
@@ -193,7 +205,7 @@ def _move(operator: MigrationOperator, clients: Steady, transit: InTransit) -> N
     clients.drained("stock")
     _goes_on(transit, pair.namesrv, operator.broker.broker, operator.directory / "taking")
 
-    (back,) = blocks("5")
+    (back,) = blocks("follow", "5")
     for line in lines(back):
         operator.does(line)
     with Client(operator.broker.broker) as client:
@@ -207,13 +219,15 @@ def test_import_procedure_of_the_page_works(tmp_path: Path) -> None:
         transit = InTransit(pair.namesrv, pair.master.broker)
         with Client(pair.master.broker) as client:
             client.create_topic(ORDERS, 2)
-        conf, steps = blocks("6")
+        conf, steps = blocks("directory")
         operator.write(conf)
         stop, dry, *others = lines(steps)
         try:
             with Steady(pair.namesrv, jvm.SERVER, tmp_path / "clients") as clients:
                 clients.send_more(["stock"])
-                written = json.loads(operator.does(dry))["log_end"]
+                report = json.loads(operator.does(dry))
+                assert list(report) == list(json.loads(printed_report()))
+                written = report["log_end"]
                 assert written > 0
                 clients.send_more(["stock"])
                 transit.before_the_end()
@@ -236,7 +250,7 @@ def test_side_by_side_procedure_of_the_page_works(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         operator = MigrationOperator(pair, pair.directory)
         transit = InTransit(pair.namesrv, pair.master.broker)
-        conf, steps = blocks("7")
+        conf, steps = blocks("side-by-side")
         operator.takes_apaches_own(conf)
         keys, start, dry, *copies, drain, dead, kept, stop, cluster = lines(steps)
         assert [line.split()[2] for line in copies] == ["topics", "groups", "offsets"]
@@ -283,7 +297,7 @@ def test_cluster_migration_procedure_of_the_page_works(tmp_path: Path) -> None:
     with apache_alone(tmp_path / "old") as pair, names:
         operator = MigrationOperator(pair, pair.directory, names.namesrv)
         transit = InTransit(pair.namesrv, pair.master.broker)
-        conf, steps = blocks("8")
+        conf, steps = blocks("cluster")
         operator.write(conf)
         keys, start, topics, groups, *first, wipe, lag, export, export_dead, again, offsets, lag_there = lines(steps)
         assert "honoured" in operator.does(keys)
@@ -325,8 +339,16 @@ def _lags(told: str) -> dict[tuple[str, int], int]:
     return {(row["topic"], row["queue"]): row["lag"] for row in rows if not row["topic"].startswith("%")}
 
 
-def test_all_code_blocks_of_the_page_are_run() -> None:
-    """The last section is an exception, because it has no commands of its own."""
-    assert PAGE.count("\n```\n") == 2 * sum(len(blocks(number)) for number in "12345678")
-    started = [line for number in "12345" for block in blocks(number) for line in lines(block)]
+def test_all_code_blocks_of_the_procedures_are_run() -> None:
+    run = {"follow": list("12345"), "directory": ["Steps"], "side-by-side": ["Steps"], "cluster": ["Steps"]}
+    for name, headings in run.items():
+        written = all_blocks((PAGES / f"{name}.md").read_text("utf-8"))
+        assert written == [block for heading in headings for block in blocks(name, heading)], name
+    started = [line for heading in "12345" for block in blocks("follow", heading) for line in lines(block)]
     assert started.count(_STARTED_IN_BACKGROUND) == 2
+
+
+def test_checks_of_a_slave_are_those_of_the_procedure() -> None:
+    _settings, checks = all_blocks((PAGES / "slave.md").read_text("utf-8"))
+    (procedure,) = blocks("follow", "3")
+    assert set(lines(checks)) < set(lines(procedure))

@@ -223,7 +223,7 @@ def test_files_named_by_pages_exist() -> None:
     """Names without suffix are checked, too. In "`lifecycle/offload.py`, `evict.py`", both are in one folder."""
     pages = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")]
     gone = []
-    for page in (*pages, *(ROOT / "docs").glob("*.md")):
+    for page in (*pages, *(ROOT / "docs").rglob("*.md")):
         for named in re.findall(rf"`((?:{'|'.join(PACKAGES)}|bench|docs|tests)/[\w./-]*)`", page.read_text("utf-8")):
             if not (ROOT / named).exists() and not (ROOT / f"{named}.py").exists():
                 gone.append(f"{page.name}: {named}")
