@@ -1,4 +1,4 @@
-"""Run every example of docs/client.md, with the test's address, topic and group names."""
+"""Run every example of docs/develop/python-client.md, with the test's address, topic and group names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "python-client.md"
 LIMIT_S = 90
 
 

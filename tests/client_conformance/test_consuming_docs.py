@@ -1,4 +1,4 @@
-"""The examples of `docs/consuming.md`, and every mode of `neve consume`."""
+"""The examples of `docs/develop/consuming.md`, and every mode of `neve consume`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from neve import connect
 from neve.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "consuming.md"
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "consuming.md"
 DEADLINE_S = 60
 
 

@@ -43,7 +43,7 @@ def ensure(name: str, source: GoPackage) -> Path:
 
 def _build(name: str, source: GoPackage) -> Path:
     binary = cache_directory() / "bin" / name
-    go = _find_go(name)
+    go = find_go(name)
     binary.parent.mkdir(parents=True, exist_ok=True)
     wanted = f"{source.package}@{source.version}"
     _say(f"building {name} into {binary.parent} ({wanted}, with Go): some minutes, once")
@@ -68,7 +68,8 @@ def _run(command: list[str], directory: str) -> None:
         raise ServerMissing(f"`{' '.join(command)}` failed ({result.returncode}):\n{result.stderr[-2000:]}")
 
 
-def _find_go(name: str) -> str:
+def find_go(name: str) -> str:
+    """Return the `go` on PATH or in the cache, or install it for building the server `name`."""
     beside = Path(sys.executable).parent / "go"
     private = cache_directory() / "go"
     for candidate in (shutil.which("go"), beside, private / "bin" / "go"):
