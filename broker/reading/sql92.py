@@ -14,7 +14,7 @@ Three values as in SQL: True, False and None (unknown). A message is selected on
 
 If a property does not have the form of the value that it is compared with, RocketMQ raises an exception and skips the
 message. Here only that comparison is unknown, and the rest of the expression decides. Every message that RocketMQ
-selects is selected. `docs/compatibility.md` lists all differences.
+selects is selected. `docs/reference/compatibility.md` lists all differences.
 """
 
 import functools

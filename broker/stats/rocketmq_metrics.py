@@ -4,7 +4,7 @@
 
 Figures that neve has under another name are repeated here. The only extra counting per message is that of body sizes,
 and only while the port is open. Metrics of parts that neve does not have (thread pools, the timer wheel, RocksDB) are
-omitted or constantly 0. docs/reference.md lists both.
+omitted or constantly 0. docs/reference/metrics.md lists both.
 
 At most `metricsMaxSeries` topics, pairs of group and topic, and groups are exported, as on neve's own page. Ages are
 computed only for the pairs with the largest lag, because each may read the disk.

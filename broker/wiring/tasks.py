@@ -1,4 +1,4 @@
-"""Tasks of a running broker. docs/TASKS.md has each of them."""
+"""Tasks of a running broker. docs/dev/tasks.md has each of them."""
 
 from __future__ import annotations
 

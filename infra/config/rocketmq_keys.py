@@ -3,7 +3,7 @@
 RocketMQ sets a key through the setter of its name in any of its configuration classes, and silently ignores others.
 Here a key is *honoured* (a field of neve's configuration), *ignored* (without effect here: a warning gives the reason,
 unless the value is RocketMQ's default), or *refused*, because ignoring it would break a guarantee of the file. A test
-compares the reasons with docs/reference.md.
+compares the reasons with docs/reference/rocketmq-keys.md.
 
 The table consists of a class and a colon, then lines `reason key=default …`; the default `*` depends on the machine.
 """

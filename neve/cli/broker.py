@@ -182,8 +182,9 @@ async def _configuration(namesrv: str, name: str) -> BrokerConfiguration:
 def set_config(name: str, settings: tuple[str, ...], namesrv: str) -> None:
     """Change keys of a running broker, all of them or none.
 
-    neve's brokers accept the keys that docs/reference.md marks as live. The change is durable. Apache's brokers write
-    it to their file; neve's store it beside their data, where it overrides file and command line until `config unset`.
+    neve's brokers accept the keys that docs/reference/configuration.md marks as live. The change is durable. Apache's
+    brokers write it to their file; neve's store it beside their data, where it overrides file and command line until
+    `config unset`.
     """
     changes = {}
     for text in settings:

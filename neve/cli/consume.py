@@ -118,7 +118,7 @@ class _Start(ParamType):
     "message_format",
     metavar="TEXT",
     help=r"Print this for each: %s body, %k keys, %h properties, %t topic, %q queue, %o offset, %T time in ms, \n, "
-    "and more (docs/command-line.md).",
+    "and more (docs/reference/command-line.md).",
 )
 @click.option(
     "-D",

@@ -26,7 +26,7 @@ def export_topics(directory: Path, topics: tuple[str, ...], everything: bool, na
     """Write topics to DIRECTORY: settings, all present messages including archived ones, groups, committed offsets.
 
     A repeated command continues after the last exported message of each queue, also after a kill. See
-    docs/command-line.md.
+    docs/reference/command-line.md.
     """
     if bool(topics) == everything:
         raise click.UsageError("give --topic or --all")

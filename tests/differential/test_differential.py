@@ -1,4 +1,7 @@
-"""Send the same requests to Apache RocketMQ 5.3.3 and to neve; `docs/compatibility.md` lists each differing answer."""
+"""Send the same requests to Apache RocketMQ 5.3.3 and to neve.
+
+`docs/reference/compatibility.md` lists each differing answer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.kit.server.apache import ApacheServer
 from tests.kit.server.neve import NeveServer
 
 pytestmark = pytest.mark.servers
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 #: The last one changes settings.
 _PARTS = (sends, pulls, consumers, queries, pops, namesrv, administration)
 SCENARIOS = tuple(scenario for part in _PARTS for scenario in part.SCENARIOS)

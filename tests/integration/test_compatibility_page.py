@@ -1,4 +1,4 @@
-"""`docs/compatibility.md` states for every request code how the servers answer it."""
+"""`docs/reference/compatibility.md` states for every request code how the servers answer it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.server.neve import Serving, settings_as_options
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 ROW = re.compile(
     r"^\| (\d+) \| (\w+) \| (broker|name server|controller|broker → client) \| (yes|not yet|refused)\b", re.MULTILINE
 )

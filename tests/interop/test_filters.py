@@ -1,6 +1,6 @@
 """SQL92 filters compared with RocketMQ's own classes: the same expressions are valid and select the same messages.
 
-Every difference has a name in `DIFFERENCES`; `docs/compatibility.md` lists them for users.
+Every difference has a name in `DIFFERENCES`; `docs/reference/compatibility.md` lists them for users.
 """
 
 from __future__ import annotations

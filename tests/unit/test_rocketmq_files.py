@@ -29,7 +29,7 @@ from infra.observe import log as logs
 from namesrv.namesrv_config import NamesrvConfig
 from neve.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rocketmq-keys.md"
 SERVERS = [
     (BrokerConfig, rocketmq_keys.BROKER, 300),
     (NamesrvConfig, rocketmq_keys.NAMESRV, 50),
@@ -344,5 +344,4 @@ def rendered() -> str:
 
 
 def test_page_lists_each_rocketmq_key_and_its_treatment() -> None:
-    section = PAGE.read_text("utf-8").split("## Keys of RocketMQ's files\n")[1].split("\n## ")[0]
-    assert section.endswith("\n" + rendered())
+    assert PAGE.read_text("utf-8").endswith("\n\n" + rendered())

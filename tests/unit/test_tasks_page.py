@@ -1,4 +1,4 @@
-"""Tests that `docs/TASKS.md` lists exactly the tasks, jobs and threads of the servers."""
+"""Tests that `docs/dev/tasks.md` lists exactly the tasks, jobs and threads of the servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "TASKS.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "dev" / "tasks.md").read_text("utf-8")
 SERVERS = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "tiered")
 KINDS = ("spawn", "every", "keep", "vital")
 ROW_WITH_KIND = re.compile(rf"^\| `([\w-]+)` \| ({'|'.join(KINDS)}) \|", re.MULTILINE)

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 # A write that was sent under a lease may take effect after it, over an entry of the next owner; no clock prevents that.
-NO_LEASE = "a lease cannot replace it (fencing=lease is not offered: see docs/archive-format.md)"
+NO_LEASE = "a lease cannot replace it (fencing=lease is not offered: see docs/dev/archive-design.md)"
 #: S3 accepts no part below 5 MiB, except the last, and no single PUT above 5 GiB.
 MULTIPART_ABOVE_MIN, MULTIPART_ABOVE_MAX = 5 << 20, 5 << 30
 _OPTIONS = ("endpoint", "region", "multipartAbove")

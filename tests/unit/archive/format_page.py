@@ -1,4 +1,4 @@
-"""Parse the tables of docs/archive-format.md."""
+"""Parse the tables of docs/reference/archive-format.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from neve.archive.rows.schema import FIELD_ID
 
-PAGE = (Path(__file__).parents[3] / "docs" / "archive-format.md").read_text("utf-8")
+_REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+PAGE = (_REFERENCE / "archive-format.md").read_text("utf-8")
+GOLDEN_PAGE = (_REFERENCE / "archive-golden-bytes.md").read_text("utf-8")
 
 
 def table(first_cell: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Reader of an archive in a directory, written from the page docs/archive-format.md with msgpack and PyArrow only.
+"""Reader of an archive in a directory, written from docs/reference/archive-format.md with msgpack and PyArrow only.
 
     python -I plain_reader.py DIRECTORY [--journal]     print the visible rows as JSON, and the imported modules
 

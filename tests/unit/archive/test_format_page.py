@@ -1,4 +1,4 @@
-"""Tests that columns, file metadata and journal entries on `docs/archive-format.md` equal those of the code."""
+"""Columns, file metadata and journal entries on `docs/reference/archive-format.md` equal those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the golden bytes of `docs/archive-format.md`: the code reads and writes them."""
+"""Tests of the golden bytes of `docs/reference/archive-golden-bytes.md`: the code reads and writes them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from neve.archive.format.journal import (
 from neve.archive.rows.row_groups import decode_group
 from neve.archive.rows.schema import describe, parse_footer
 from neve.record.codec import iter_records
-from tests.unit.archive.format_page import PAGE, names, table
+from tests.unit.archive.format_page import GOLDEN_PAGE, names, table
 from tiered.journal.store_format import StoreFormat
 
 ENTRIES = {kind.__struct_config__.tag: kind for kind in get_args(AnyEntry)}
 GOLDEN: dict[str, tuple[Any, bytes]] = {
     name: (json.loads(said), bytes.fromhex(digits.replace("\n", "")))
-    for name, said, digits in re.findall(r"```golden (\S+)\n(\{.*?\})\n([0-9a-f\n]+)```", PAGE, re.DOTALL)
+    for name, said, digits in re.findall(r"```golden (\S+)\n(\{.*?\})\n([0-9a-f\n]+)```", GOLDEN_PAGE, re.DOTALL)
 }
 #: Entries built from some of their fields.
 VARIANTS = {"EPOCH-of-a-set", "INTENT-to-compact", "ABORT-to-compact", "INTENT-to-erase"}

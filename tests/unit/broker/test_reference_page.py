@@ -1,4 +1,4 @@
-"""`docs/reference.md` lists each key with its default and range, and each metric. `operators.md` agrees."""
+"""`docs/reference` lists each key with its default and range, and each metric. `operators.md` agrees."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 KEY_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (live)? \| (.+) \|$", re.MULTILINE)
 METRIC_ROW = re.compile(r"^\| `((?:neve|process)_\w+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
 ROCKETMQ_ROW = re.compile(r"^\| `(rocketmq_\w+)` \| (\w+) \| (.*?) ?\| (.+) \|$", re.MULTILINE)
+TRANSCRIPT = DOCS.parent / "tests" / "transcripts" / "golden" / "operator-neve.txt"
 ALARMS = DOCS.parent / "conf" / "prometheus-rules.yml"
 SECTIONS: list[tuple[str, type[Any]]] = [
     ("Broker", BrokerConfig),
@@ -42,8 +43,9 @@ def page(name: str) -> str:
     return (DOCS / name).read_text("utf-8").replace("\N{MINUS SIGN}", "-")
 
 
-def section(title: str) -> str:
-    return page("reference.md").split(f"## {title}\n")[1].split("\n## ")[0]
+def section(name: str, title: str) -> str:
+    """Return a section of a page of the reference, with its subsections."""
+    return page(f"reference/{name}").split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def fields_of(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
@@ -65,9 +67,9 @@ def set_to(config: type[Any], key: str, text: str, attribute: str) -> Any:
 
 @pytest.mark.parametrize(("title", "config"), SECTIONS)
 def test_each_key_is_on_the_page_with_its_default_and_range(title: str, config: type[Any]) -> None:
-    rows = {row[0]: row[1:] for row in KEY_ROW.findall(section(title))}
+    rows = {row[0]: row[1:] for row in KEY_ROW.findall(section("configuration.md", title))}
     fields = fields_of(config)
-    assert list(rows) == list(fields)
+    assert sorted(rows) == sorted(fields)
     for key, (default, allowed, live, meaning) in rows.items():
         item, rules = fields[key], fields[key].metadata
         assert set_to(config, key, default, item.name) == item.default, key
@@ -86,6 +88,11 @@ def test_each_key_is_on_the_page_with_its_default_and_range(title: str, config: 
             for beyond in (rules["low"] - 1, rules["high"] + 1):
                 with pytest.raises(ConfigError, match=r"allowed|is refused"):
                     set_to(config, key, str(beyond), item.name)
+
+
+def test_example_of_a_change_is_in_a_transcript() -> None:
+    command, output = re.findall(r"^```(?:text)?\n(.+)\n^```$", page("reference/configuration.md"), re.MULTILINE)
+    assert f"$ {command}\n! {output}\n" in TRANSCRIPT.read_text("utf-8").replace("{broker}", "broker-a")
 
 
 def test_operators_page_gives_the_same_defaults() -> None:
@@ -126,11 +133,11 @@ def test_each_metric_is_on_the_page_with_its_help_text(tmp_path: Path) -> None:
     text = with_archive(tmp_path, scraped)
     helps = dict(re.findall(r"^# HELP (\w+) (.+)$", text, re.MULTILINE))
     types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
-    assert {name: about for name, *about in METRIC_ROW.findall(section("Metrics"))} == {
+    assert {name: about for name, *about in METRIC_ROW.findall(section("metrics.md", "Metrics of a broker"))} == {
         name: [types[name], helps[name]] for name in helps
     }
     mentioned = set(re.findall(r"\bneve_[a-z_]+\b", page("operators.md")))
-    assert mentioned <= {name for name, *_ in METRIC_ROW.findall(page("reference.md"))}
+    assert mentioned <= {name for name, *_ in METRIC_ROW.findall(page("reference/metrics.md"))}
 
 
 def told(text: str) -> dict[str, list[str]]:
@@ -150,7 +157,7 @@ def test_each_rocketmq_metric_is_on_the_page_with_its_labels(tmp_path: Path) -> 
             assert broker.metrics_address is not None
             return await at(broker.metrics_address)
 
-    text, rows = asyncio.run(main()), ROCKETMQ_ROW.findall(section("RocketMQ's metrics"))
+    text, rows = asyncio.run(main()), ROCKETMQ_ROW.findall(section("metrics.md", "RocketMQ's metrics"))
     assert {name: [kind, about] for name, kind, _, about in rows} == told(text)
     always = {"cluster", "node_type", "node_id", "le"}
     seen = {
@@ -179,7 +186,7 @@ def test_each_metric_of_name_servers_and_controllers_is_on_the_page(tmp_path: Pa
                 await server.shutdown()
         return found
 
-    rows = METRIC_ROW.findall(section("Metrics of name servers and controllers"))
+    rows = METRIC_ROW.findall(section("metrics.md", "Metrics of name servers and controllers"))
     assert {name: about for name, *about in rows} == asyncio.run(main())
 
 
