@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import subprocess
+import textwrap
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,7 @@ from tests.kit.server.prometheus import Prometheus
 pytestmark = pytest.mark.servers
 CONF = Path(__file__).parents[2] / "conf"
 RULES = CONF / "prometheus-rules.yml"
+PAGE = (CONF.parent / "docs" / "operate" / "monitor.md").read_text("utf-8")
 BOARDS = sorted((CONF / "grafana").glob("*.json"))
 _S = 120.0
 #: Grafana's variables, replaced so that they match everything.
@@ -136,6 +138,25 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 def test_every_dashboard_expression_returns_series(prometheus: Prometheus) -> None:
     empty = [one for one in asked() if not prometheus.query(filled(one.expression))]
     assert empty == []
+
+
+def test_expressions_of_the_monitoring_page_return_series(prometheus: Prometheus) -> None:
+    expressions = [
+        line for block in re.findall(r"^```promql\n(.*?)^```$", PAGE, re.M | re.S) for line in block.splitlines()
+    ]
+    assert len(expressions) > 8
+    assert [one for one in expressions if not prometheus.query(one)] == []
+
+
+def test_scrape_configuration_of_the_monitoring_page_is_valid(tmp_path: Path) -> None:
+    found = re.search(r"^( *)```yaml\n( *scrape_configs:.*?)^\1```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    config = tmp_path / "prometheus.yml"
+    config.write_text(textwrap.dedent(found[2]))
+    (tmp_path / RULES.name).write_text(RULES.read_text())
+    check = [ensure("promtool"), "check", "config", str(config)]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_dashboard_variables_have_values(prometheus: Prometheus) -> None:
