@@ -81,8 +81,8 @@ def cost(
 ) -> None:
     """Show what a month of the archive costs for each topic and setting: requests, objects, bytes and money.
 
-    The rates are those in the journal of the archive, or --messages. The model uses averages; docs/operators.md
-    describes it.
+    The rates are those in the journal of the archive, or --messages. The model uses averages; docs/deploy/cost.md
+    has examples.
     """
     from neve.archive.policy.cost import TOTAL, costs_of
 

@@ -177,7 +177,7 @@ def neve() -> None:
 
     Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
     5 conflict, 6 unreachable, 7 fewer messages than --count asked for; the servers have their own
-    (docs/operators.md).
+    (docs/deploy/production.md).
     """
 
 

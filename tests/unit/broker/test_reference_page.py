@@ -1,4 +1,4 @@
-"""`docs/reference` lists each key with its default and range, and each metric. `operators.md` agrees."""
+"""`docs/reference` lists each key with its default and range, and each metric."""
 
 from __future__ import annotations
 
@@ -93,21 +93,6 @@ def test_each_key_is_on_the_page_with_its_default_and_range(title: str, config: 
 def test_example_of_a_change_is_in_a_transcript() -> None:
     command, output = re.findall(r"^```(?:text)?\n(.+)\n^```$", page("reference/configuration.md"), re.MULTILINE)
     assert f"$ {command}\n! {output}\n" in TRANSCRIPT.read_text("utf-8").replace("{broker}", "broker-a")
-
-
-def test_operators_page_gives_the_same_defaults() -> None:
-    fields, found = fields_of(BrokerConfig), 0
-    text = page("operators.md").split("| key | default | meaning |")[1].split("\n\n")[0]
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        keys = re.findall(r"`(\w+)`", cells[1]) if len(cells) > 3 else []
-        for key, default in zip(keys, cells[2].split(", ") if keys else [], strict=True):
-            item = fields[key]
-            value = default.partition(":")[0]
-            expected = "" if value in ("empty", "first address") else value
-            assert set_to(BrokerConfig, key, expected, item.name) == item.default, key
-            found += 1
-    assert found > 10
 
 
 def with_archive(root: Path, look: Callable[[BrokerController], Awaitable[T]]) -> T:
