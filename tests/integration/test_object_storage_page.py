@@ -214,6 +214,33 @@ def test_doctor_names_each_missing_right_of_a_broker(right: str, server: S3Serve
     assert right in named
 
 
+def test_credentials_file_is_read_again_when_it_changes(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "credentials"
+
+    def write(allowed: Policy) -> None:
+        new = tmp_path / "new"
+        lines = (f"{name.lower()}={value}\n" for name, value in credentials(server, allowed).items())
+        new.write_text("[default]\n" + "".join(lines))
+        new.replace(file)
+
+    write(READER)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    store = open_store(server.url(BUCKET, PREFIX))
+    with pytest.raises(AccessDenied):
+        store.put("rotated", b"1")
+    write(BROKER)
+    with caplog.at_level("INFO"):
+        store.put("rotated", b"1")
+    (logged,) = re.findall(r"the broker logs `(.+?)`", PAGE.section("Supply credentials"))
+    assert logged in caplog.text
+    file.write_text("[default]\n")
+    store.delete("rotated")
+    assert "S3 credentials are kept" in caplog.text
+
+
 def test_url_options_are_those_of_the_code() -> None:
     section = PAGE.section("Set the URL of the store")
     (numbers,) = re.findall(r"in parts: ([\d,]+) to ([\d,]+), default ([\d,]+)", section)
