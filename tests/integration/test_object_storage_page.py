@@ -1,4 +1,4 @@
-"""docs/deploy/object-storage.md: its IAM policies permit what a broker and a reader do, no more, and no less.
+"""docs/deploy/object-storage.md: its IAM policies permit exactly the work of a broker and of a reader.
 
 MinIO evaluates the policies: each test takes temporary credentials (STS AssumeRole) that have exactly such a policy.
 """
