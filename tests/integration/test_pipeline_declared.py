@@ -1,6 +1,6 @@
 """`examples/declared` under `spark-pipelines`: each message counts once although one run is killed.
 
-The archive is a bucket, the tables are files.
+The commands are those of docs/analyse/pipelines.md. The archive is a bucket, the tables are files.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from infra.objects import minio
 from neve.client import connect
 from neve.record.bodies import inflate
 from neve.spark.jars import pyspark_jars
+from tests.integration.page_blocks import blocks, normalized
 from tests.kit.clock.waiting import wait_until
 from tests.kit.server.neve import NEVE
 
@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(1200)]
 
 Up = Callable[..., AbstractContextManager[Any]]
 ROOT = Path(__file__).parents[2]
+PAGE = blocks("pipelines.md")
 TOPIC, INTO = "flights", "flights-by-minute"
 TAGS = ("paid", "open", "")
 LATE_S, WINDOW_S = 2, 1
@@ -55,20 +56,17 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the directory of the project, with the environment of `spark-pipelines` set."""
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "pipeline" / "conf"))
     monkeypatch.setenv("SPARK_TESTING", "1")  # The server listens on a free port.
     return tmp_path / "pipeline"
 
 
 def project(home: Path, store: str, namesrv: str) -> None:
-    """Copy the example with places of this test, windows of a second, and batches of 16 messages."""
-    shutil.copytree(ROOT / "examples" / "declared", home)
-    for file in (home / "spark-pipeline.yml", home / "conf" / "spark-defaults.conf"):
-        text = file.read_text().replace("/var/lib/neve/pipeline", str(home))
-        text = text.replace("dir:/var/lib/neve/archive", json.dumps(store)).replace("127.0.0.1:9876", namesrv)
-        file.write_text(text.replace("libraries:", '  spark.sql.shuffle.partitions: "2"\nlibraries:'))
+    """Copy the example as on its page, with places of this test, windows of a second, and batches of 16 messages."""
+    run("bash", "-ec", f"cd {ROOT}; {command('cp ', home)}; {command('sed ', home)}")
+    file = home / "spark-pipeline.yml"
+    text = file.read_text().replace("dir:/var/lib/neve/archive", json.dumps(store)).replace("127.0.0.1:9876", namesrv)
+    file.write_text(text.replace("libraries:", '  spark.sql.shuffle.partitions: "2"\nlibraries:'))
     windows = home / "transformations" / "windows.sql"
     text = windows.read_text().replace("10 SECONDS", f"{LATE_S} SECONDS")
     windows.write_text(text.replace("'1 minute'", f"'{WINDOW_S} second'"))
@@ -108,6 +106,8 @@ def test_declared_pipeline_counts_each_message_once_after_a_kill(
         run(*pipeline("run", home))
         windows = asyncio.run(consume(server.namesrv))
 
+    (listing,) = [block for block in PAGE if block.text.startswith("ls ")]
+    assert normalized(run("bash", "-c", command("ls ", home))) == normalized(listing.output)
     rows = sent(store)
     assert numbers(home) == list(range(91))
     assert [row["body"] for row in table(home, "dead")] == [b"no JSON"] * 4
@@ -122,8 +122,18 @@ def test_declared_pipeline_counts_each_message_once_after_a_kill(
 
 
 def pipeline(verb: str, home: Path) -> list[str]:
-    command = str(pyspark_jars().parent / "bin" / "spark-pipelines")
-    return [command, verb, "--spec", str(home / "spark-pipeline.yml")]
+    """Return a command of the page, with the commands that set the environment before it."""
+    path = f"{pyspark_jars().parent / 'bin'}:{Path(sys.executable).parent}:$PATH"
+    return [
+        "bash", "-ec",
+        f"export PATH={path}; {command('export ', home)}; exec {command(f'spark-pipelines {verb} ', home)}",
+    ]  # fmt: skip
+
+
+def command(begin: str, home: Path) -> str:
+    """Return the command of docs/analyse/pipelines.md that begins like this, in a directory of this test."""
+    (found,) = [block.text for block in PAGE if block.text.startswith(begin)]
+    return found.replace("/srv/shop", str(home))
 
 
 def run(*command: str) -> str:
