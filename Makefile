@@ -11,7 +11,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own test-unit coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check docs bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own test-unit coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check docs pictures bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -152,6 +152,9 @@ check: setup ## lint, types, import order, documentation build
 
 docs: setup ## the documentation site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
+pictures: setup ## draw the pictures of the documentation, docs/assets/*.svg, from docs/pictures/*.d2
+	$(BIN)/python -m tests.pictures
 
 format: setup ## format the code
 	$(BIN)/ruff format .
