@@ -26,6 +26,7 @@ OPTIONS = (
     "--theme=0",
     "--dark-theme=200",
     "--pad=16",
+    "--scale=0.8",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.pictures import PICTURES, SOURCES, mark_of
+from tests.pictures import PICTURES, ROOT, SOURCES, mark_of
 
 
 def test_each_picture_has_one_source() -> None:
@@ -26,3 +26,9 @@ def test_pictures_load_nothing_from_a_network() -> None:
     for picture in PICTURES.glob("*.svg"):
         loaded = re.findall(r"""(?:href=|src=|url\()["']?(https?:[^"')]+)""", picture.read_text("utf-8"))
         assert loaded == [], picture.name
+
+
+def test_each_picture_is_shown_by_a_page() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = {name for page in pages for name in re.findall(r"assets/([\w-]+)\.svg", page.read_text("utf-8"))}
+    assert {picture.stem for picture in PICTURES.glob("*.svg")} <= shown
