@@ -83,6 +83,9 @@ def test_settings_and_commands_of_the_pages_exist(page: str) -> None:
 
 
 def test_sentences_and_cells_are_short(page: str) -> None:
+    assert [line for line in prose_of(page) if re.search(r"[a-z`)][.?] [A-Z]", line)] == [], (
+        "one sentence for each line"
+    )
     sentences = [one for line in prose_of(page) for one in re.split(r"(?<=[.:;?]) ", line)]
     assert [one for one in sentences if len(one.split()) > LONGEST_SENTENCE] == []
     cells = [cell for line in page.splitlines() if line.startswith("|") for cell in line.split(" | ")]
