@@ -48,8 +48,8 @@ def test_wheel_is_built_installed_checked_and_removed(tmp_path: Path) -> None:
     imported = tmp_path / "imported"
     imported.mkdir()
     for package in ("click", "msgspec"):
-        for path in Path(sysconfig.get_path("purelib")).glob(f"{package}*"):
-            (imported / path.name).symlink_to(path)
+        for installed in Path(sysconfig.get_path("purelib")).glob(f"{package}*"):
+            (imported / installed.name).symlink_to(installed)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, **PIP, "PATH": path, "PYTHONPATH": str(imported)}
 

@@ -47,7 +47,7 @@ def prose_of(page: str) -> list[str]:
 
 def test_transitions_have_the_defaults_of_the_broker() -> None:
     rows = re.findall(r"^\| .+ → .+ \| .+ \| (.+) \| (.+) \|$", text_of("get-started/concepts.md"), re.MULTILINE)
-    documented = {}
+    documented: dict[str, str] = {}
     for settings, defaults in rows:
         keys = [key for key in re.findall(r"`(\w+)`", settings) if key in KEYS]
         documented |= dict(zip(keys, re.sub(" (hours|%)", "", defaults).split(", "), strict=True))
