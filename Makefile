@@ -35,9 +35,9 @@ lock: ## renew requirements.lock: the newest versions that fit, in an environmen
 	mv $(LOCK).new $(LOCK)
 	rm -rf $(VENV)-lock
 
-demo: setup ## the whole way on real flights: publish, consume, offload, read cold, analyse (STORE=dir or minio)
+demo: setup ## publish, consume, archive and query real flights, with a report in build/demo.html (STORE=dir or minio)
 	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.kit.server.go_build minio)
-	$(BIN)/python examples/flights.py --store $(STORE)
+	$(BIN)/neve demo --store $(STORE) --report build/demo.html
 
 demo-ha: setup ## a broker set of three loses its master under load: the timeline, and that nothing acknowledged is lost
 	$(BIN)/python examples/failover.py

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from examples.flights import FLIGHTS, WEATHER, chunks, flight_messages, load, neve, weather_messages
 from neve.client import Message, connect
+from neve.demo.flights import FLIGHTS, QUEUES, WEATHER, chunks, flight_messages, load, weather_messages
+from neve.demo.servers import neve
 
-QUEUES = {FLIGHTS: 4, WEATHER: 1}
 BATCH = 100
 
 
@@ -41,7 +41,7 @@ def main() -> int:
 
 def day(date: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return flights and weather by the hour for which a flight was scheduled."""
-    flights, weather = (frame[frame.time_hour.str.startswith(date)] for frame in load(None))
+    flights, weather = (frame[frame.time_hour.str.startswith(date)] for frame in load())
     return flights, weather
 
 

@@ -34,23 +34,20 @@ from typing import Any
 
 import pandas as pd
 
-from examples.flights import (
+from neve.client import Message, connect
+from neve.demo.flights import (
     BATCH,
     FLIGHTS,
     QUEUES,
     WEATHER,
     Different,
-    Servers,
     chunks,
     flight_messages,
     load,
-    neve,
-    running,
-    stage,
-    store_url,
     weather_messages,
 )
-from neve.client import Message, connect
+from neve.demo.servers import Servers, neve, running, store_url
+from neve.demo.story import Story
 
 HOURLY = "hourly"
 SCHEMAS = {
@@ -106,24 +103,25 @@ def main() -> int:
 
 def run(root: Path, options: argparse.Namespace, stack: ExitStack) -> None:
     seed = random.randrange(1 << 30) if options.seed is None else options.seed
-    print(f"seed        {seed}")
+    story = Story()
+    story.line(f"seed {seed}")
     flights, weather = load(options.limit)
-    with stage("start", "servers"):
+    with story.step("servers started"):
         servers = stack.enter_context(running(root, store_url(root, options.store, stack), *EAGER))
-    for topic, queues in ((FLIGHTS, QUEUES), (WEATHER, 1), (HOURLY, QUEUES)):
+    for topic, queues in (QUEUES | {HOURLY: QUEUES[FLIGHTS]}).items():
         neve("topic", "create", topic, "--queues", str(queues), "--namesrv", servers.namesrv)
     job_ = Job(root / "job", servers)
     stack.callback(job_.kill)
-    with stage("pipeline", f"live, its job killed {options.stops} times", len(flights) + len(weather)):
+    with story.step(f"messages through a job that is killed {options.stops} times", len(flights) + len(weather)):
         asyncio.run(live(servers, flights, weather, job_, options.stops, random.Random(seed)))
         neve("archive", "offload", "--roll", "--admin", servers.admin)
         rows = job_.to_the_end()
-    print("".join(f"            {line}\n" for line in job_.told), end="")
+    story.line("\n".join(job_.told))
     if rows != {FLIGHTS: [len(flights)] * 2, WEATHER: [len(weather)] * 2}:
         raise Different(f"the clean tables have these rows, and so many different ones: {rows}")
-    with stage("consume", "what the job wrote to its topic"):
+    with story.step("results of the job consumed"):
         found, messages = asyncio.run(consume(servers))
-    print(f"            {messages:,} messages of {len(found):,} hours at an airport")
+    story.line(f"{messages:,} messages of {len(found):,} hours at an airport")
     compare(found, expected(flights, weather))
 
 
@@ -150,9 +148,8 @@ async def live(
 
 async def send_parts(client: Any, parts: Mapping[str, list[Message]]) -> None:
     for topic, messages in parts.items():
-        queues = 1 if topic == WEATHER else QUEUES
         for number, batch in enumerate(chunks(iter(messages), BATCH)):
-            result = await client.send_batch(topic, batch, queue=number % queues)
+            result = await client.send_batch(topic, batch, queue=number % QUEUES[topic])
             if result.status != "SEND_OK":
                 raise Different(f"a batch to {topic} was answered {result.status}")
 

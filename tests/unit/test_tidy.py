@@ -61,6 +61,8 @@ TOUCH_FILES = {
     "neve/cli/stdout_bytes.py": "standard output",
     "neve/client/group/offset_store.py": "a broadcasting consumer's offsets, on the user's machine",
     "neve/client/security.py": "a user's credentials, which `mqadmin` reads as well",
+    "neve/demo/servers.py": "starts servers, and keeps their logs",
+    "neve/demo/tour.py": "a directory of the demo, its log of Spark and its report",
     "neve/extras.py": "the package's own metadata",
     "neve/copy/task_files.py": "a user's replays, on the user's machine",
     "neve/spark/jars.py": "Spark's jars, on the user's machine",

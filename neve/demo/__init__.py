@@ -1,0 +1,1 @@
+"""`neve demo`: real flights through a broker, its archive and Spark, compared with their source."""
