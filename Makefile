@@ -11,7 +11,8 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own test-unit coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check docs pictures bench format clean
+RELEASE_TOOLS := build==1.6.1 towncrier==26.9.0 twine==7.0.0
+.PHONY: help notes dist setup lock demo demo-ha servers test test-interop test-spark test-own test-unit coverage identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check docs pictures bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -130,6 +131,19 @@ zipapp: setup ## the command line and the Python client in one file, dist/neve.p
 	$(BIN)/shiv -c neve -p '/usr/bin/env python3' -o dist/neve.pyz --constraint $(LOCK) "$$(echo dist/zipapp/neve-*.whl)$(if $(EXTRAS),[$(EXTRAS)])"
 	rm -r dist/zipapp
 
+# Tools of a release: in an environment of their own.
+$(VENV)-release/.installed: Makefile
+	$(PYTHON) -m venv --clear $(VENV)-release
+	$(VENV)-release/bin/pip install -q --disable-pip-version-check $(RELEASE_TOOLS)
+	touch $@
+
+notes: $(VENV)-release/.installed ## the section of a release in CHANGELOG.md, from the fragments in changes/ (VERSION=0.2.0)
+	$(VENV)-release/bin/towncrier build --yes --version $(VERSION)
+
+dist: $(VENV)-release/.installed ## wheel and source archive of a release in dist/, checked by twine
+	rm -rf dist/release && $(VENV)-release/bin/python -m build -o dist/release
+	$(VENV)-release/bin/twine check --strict dist/release/*
+
 drill: servers ## six outages, two minutes each (MINUTES=5): what every surface says, minute by minute, as a table
 	NEVE_DRILL_MINUTES=$(or $(MINUTES),2) $(BIN)/pytest -q -s -o timeout=0 tests/integration/test_outage_drill.py
 
@@ -176,4 +190,4 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python -m bench.spark
 
 clean: ## remove what the commands made
-	rm -rf $(VENV) $(VENV)-lock $(VENV)-duckdb $(VENV)-delta .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(VENV)-lock $(VENV)-duckdb $(VENV)-delta $(VENV)-release .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov

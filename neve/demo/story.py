@@ -18,7 +18,7 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 @dataclass
-class Step:
+class TimedStep:
     """One timed step; `done` counts the messages of `total` so far."""
 
     section: str
@@ -43,7 +43,7 @@ class Step:
 class Story:
     """Prints the demo, and keeps its steps and comparisons for the report."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TimedStep] = field(default_factory=list)
     proven: list[str] = field(default_factory=list)
     _sections: int = 0
     _section: str = ""
@@ -73,9 +73,9 @@ class Story:
         self.line(f"proven: {text}")
 
     @contextmanager
-    def step(self, title: str, total: int | None = None) -> Iterator[Step]:
+    def step(self, title: str, total: int | None = None) -> Iterator[TimedStep]:
         """Time a step and print it at its end; on a terminal, its progress is shown meanwhile."""
-        step = Step(self._section, title, total)
+        step = TimedStep(self._section, title, total)
         began, over = system_monotonic(), threading.Event()
 
         def show() -> None:

@@ -28,7 +28,7 @@ from neve.demo import flights as data
 from neve.demo.flights import FLIGHTS, QUEUES, WEATHER, Different
 from neve.demo.report import ArchivedTopic, Results, page
 from neve.demo.servers import Servers, cold_reads, neve, running, store_url
-from neve.demo.story import Step, Story
+from neve.demo.story import Story, TimedStep
 
 TAG = "JFK"
 _AHEAD = 4  # Batches prepared while one is in flight.
@@ -194,7 +194,7 @@ def _run(story: Story, servers: Servers, *arguments: str) -> None:
     neve(*arguments, *where)
 
 
-async def _send(servers: Servers, topic: str, messages: Iterator[Message], step: Step) -> None:
+async def _send(servers: Servers, topic: str, messages: Iterator[Message], step: TimedStep) -> None:
     """Send batches with one sender per queue, so that a queue keeps the order of the data."""
     queues = QUEUES[topic]
     waiting: list[asyncio.Queue[list[Message] | None]] = [asyncio.Queue(_AHEAD) for _ in range(queues)]
@@ -220,7 +220,7 @@ async def _send(servers: Servers, topic: str, messages: Iterator[Message], step:
             raise failed.exceptions[0] from failed
 
 
-async def _receive(servers: Servers, group: str, expression: str, step: Step) -> list[int]:
+async def _receive(servers: Servers, group: str, expression: str, step: TimedStep) -> list[int]:
     """Return the row numbers of the flights of a step, and of immediately following ones."""
     rows: list[int] = []
     async with (

@@ -23,7 +23,16 @@ ROOT = Path(__file__).parents[2]
 LIMITS = Path(__file__).with_name("language_limits.json")
 LONGEST_TEST_NAME = 70
 DISTRIBUTED = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "neve", "pyspark_neve", "tiered")
-PAGES = ("docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = (
+    "docs",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
+    "changes",
+)
 #: Calls whose text arguments a user reads.
 SHOWN = {"debug", "info", "warning", "error", "exception", "critical", "option", "argument", "command", "echo"}
 SHOWN_SUFFIXES = ("Error", "Refused", "Failure", "Unavailable")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -232,16 +233,34 @@ def test_files_named_by_pages_exist() -> None:
     assert gone == []
 
 
-def test_changelog_entries_are_unique_and_ordered_by_kind_and_area() -> None:
+def kinds_of_changes() -> dict[str, str]:
+    """Return the titles of the kinds of changes, by the ending of a fragment."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return {kind["directory"]: kind["name"] for kind in project["tool"]["towncrier"]["type"]}
+
+
+def test_changelog_entries_are_unique_and_ordered_by_kind() -> None:
     """Merges that keep both sides can duplicate or misplace entries."""
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert text.count("<!-- towncrier release notes start -->\n") == 1
     bullets = re.split(r"^- ", text, flags=re.MULTILINE)[1:]
     assert [one for one, count in Counter(one.split("\n\n")[0].strip() for one in bullets).items() if count > 1] == []
     for release in text.split("\n## ")[1:]:
+        assert re.match(r"\d+\.\d+\.\d+ - (\d{4}-\d\d-\d\d|unreleased)\n", release)
         kinds = re.findall(r"^### (.+)$", release, re.MULTILINE)
-        assert kinds == [kind for kind in ("Added", "Changed", "Fixed", "Removed") if kind in kinds]
-        for kind in release.split("\n### ")[1:]:
-            title, *areas = kind.split("\n#### ")
-            assert title.strip() in kinds, "nothing stands before the first area"
-            assert all("\n- " in area for area in areas)
+        assert kinds == [
+            kind for kind in ("Highlights", "Compatibility", *kinds_of_changes().values()) if kind in kinds
+        ]
         assert "\n- " not in release.split("\n### ")[0]
+
+
+def test_news_fragments_have_a_kind_and_one_short_sentence() -> None:
+    readme = (ROOT / "changes" / "README.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE) == list(kinds_of_changes())
+    for path in (ROOT / "changes").iterdir():
+        if path.name == "README.md":
+            continue
+        named = re.fullmatch(r"\+[\w-]+\.(\w+)\.md", path.name)
+        assert named, f"{path.name} is not +NAME.KIND.md"
+        assert named[1] in kinds_of_changes(), path.name
+        assert named[1] == "upgrade" or 0 < len(path.read_text("utf-8").split()) <= 25, path.name

@@ -9,6 +9,7 @@ import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -69,3 +70,17 @@ def test_wheel_has_its_licence_and_commands(wheel: zipfile.ZipFile) -> None:
     assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
     assert wheel.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
     assert PROJECT["project"]["scripts"]["neve"] in wheel.read(f"{folder}/entry_points.txt").decode()
+
+
+def test_metadata_describes_the_project_for_an_index(wheel: zipfile.ZipFile) -> None:
+    metadata = Parser().parsestr(wheel.read(f"{about(wheel)}/METADATA").decode())
+    assert metadata["Summary"] == PROJECT["project"]["description"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Keywords"]
+    urls = dict(url.split(", ", 1) for url in metadata.get_all("Project-URL", []))
+    assert urls.keys() == {"Documentation", "Source", "Issues", "Changelog"}
+    assert len({urlsplit(url).hostname for url in urls.values()}) == 1, "one placeholder to replace"
+    classifiers = metadata.get_all("Classifier", [])
+    assert not [one for one in classifiers if one.startswith("License ::")], "the expression has the licence"
+    assert "Typing :: Typed" in classifiers
