@@ -10,6 +10,7 @@ from pathlib import Path
 
 from neve.entropy import salt, system_entropy
 from neve.extras import install_command
+from neve.server_packages import DIRECTORY
 
 EXIT_CONFIG = 2
 EXIT_IN_USE = 3
@@ -49,7 +50,8 @@ def check_installation() -> None:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise StartupError(f"package {name} is missing; run {install_command('server')}")
-        places.add(Path(spec.origin).resolve().parent.parent)
+        place = Path(spec.origin).resolve().parent.parent
+        places.add(DIRECTORY.resolve() if name == "neve" and DIRECTORY.is_dir() else place)
     if len(places) > 1:
         where = ", ".join(sorted(str(place) for place in places))
         raise StartupError(

@@ -18,6 +18,7 @@ from neve.cli.failures import FAILED, Failure
 from neve.cli.output import emit, output_option, store_option
 from neve.clock import system_now_ms
 from neve.extras import install_command
+from neve.server_packages import make_importable
 
 MIN_MAP_COUNT = 65_530
 MIN_FILES = 4_096
@@ -95,6 +96,7 @@ def _check_store(url: str) -> list[Check]:
 
 def _part(module: str, option: str) -> Any:
     """Import a module of the server by name: packages of `neve` do not depend on the server."""
+    make_importable()
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:

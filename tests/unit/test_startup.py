@@ -27,7 +27,7 @@ def test_required_packages_equal_the_server_extra() -> None:
 
 def test_startup_checks_cover_each_package_of_neve() -> None:
     project: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
     assert sorted((*PACKAGES, "pyspark_neve")) == sorted(shipped), "that one is Spark's to look for"
 
 
@@ -36,6 +36,15 @@ def test_missing_package_of_a_worker_is_reported_at_the_start(monkeypatch: pytes
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xxhash" else found(name))
     with pytest.raises(StartupError, match=r"not installed: xxhash; run pip install .*\[server\]'"):
+        check_installation()
+
+
+def test_packages_of_two_installations_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    foreign = tmp_path / "broker" / "__init__.py"
+    found = importlib.util.find_spec
+    spec = importlib.util.spec_from_file_location("broker", foreign)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "broker" else found(name))
+    with pytest.raises(StartupError, match=f"come from several directories .*{tmp_path}.*: install neve in its own"):
         check_installation()
 
 

@@ -66,6 +66,7 @@ TOUCH_FILES = {
     "neve/demo/tour.py": "a directory of the demo, its log of Spark and its report",
     "neve/extras.py": "the package's own metadata",
     "neve/copy/task_files.py": "a user's replays, on the user's machine",
+    "neve/server_packages.py": "looks whether it is in a checkout or installed from a wheel",
     "neve/spark/jars.py": "Spark's jars, on the user's machine",
     "neve/spark/manifest.py": "a list for Spark's driver, on the user's machine",
     "neve/spark/schema_files.py": "a user's schema of bodies",

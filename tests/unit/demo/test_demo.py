@@ -7,13 +7,16 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from neve.cli import main
-from neve.demo import command, story
+from neve.client import Message
+from neve.demo import command, story, tour
 from neve.demo.flights import Different, compare_numbers, compare_table
 from neve.demo.report import ArchivedTopic, Results, page
+from neve.demo.servers import Servers
 from tests.kit.clock.waiting import wait_until
 
 
@@ -96,3 +99,25 @@ def test_report_is_one_file_with_plots_and_loads_nothing() -> None:
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags}
     assert not {"src", "href"} & {name for _, attributes in tags for name in attributes}
     assert not re.search(r"https?:|@import|url\(", text)
+
+
+class Refusing:
+    """A client whose sends fail."""
+
+    async def __aenter__(self) -> Refusing:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def send_batch(self, topic: str, batch: list[Message], queue: int) -> SimpleNamespace:
+        return SimpleNamespace(status="FLUSH_DISK_TIMEOUT")
+
+
+async def test_failed_batch_is_reported_as_the_error_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tour, "connect", lambda *_, **__: Refusing())
+    servers = Servers("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "dir:/nowhere", Path())
+    with pytest.raises(Different, match="a batch to flights was answered FLUSH_DISK_TIMEOUT"):
+        await tour._send(
+            servers, "flights", iter([Message("flights", b"{}")]), story.TimedStep("Publish", "flights", 1)
+        )
