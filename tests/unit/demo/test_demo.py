@@ -116,8 +116,7 @@ class Refusing:
 
 async def test_failed_batch_is_reported_as_the_error_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tour, "connect", lambda *_, **__: Refusing())
+    step = story.TimedStep("Publish", "flights", 1)
     servers = Servers("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "dir:/nowhere", Path())
     with pytest.raises(Different, match="a batch to flights was answered FLUSH_DISK_TIMEOUT"):
-        await tour._send(
-            servers, "flights", iter([Message("flights", b"{}")]), story.TimedStep("Publish", "flights", 1)
-        )
+        await tour._send(servers, "flights", iter([Message("flights", b"{}")]), step)
