@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -86,6 +87,11 @@ def test_metadata_describes_the_project_for_an_index(wheel: zipfile.ZipFile) -> 
     metadata = Parser().parsestr(wheel.read(f"{about(wheel)}/METADATA").decode())
     assert metadata["Summary"] == PROJECT["project"]["description"]
     assert metadata["Description-Content-Type"] == "text/markdown"
+    description = metadata.get_payload()
+    assert isinstance(description, str)
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith(("https://", "#"))] == [], "dead on an index"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Keywords"]
     urls = dict(url.split(", ", 1) for url in metadata.get_all("Project-URL", []))
