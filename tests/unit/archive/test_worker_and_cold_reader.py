@@ -117,6 +117,20 @@ def test_repeated_upload_is_adopted_and_other_content_conflicts(tmp_path: Path, 
         upload(worker, url, Round(made.name, other.entries, other.files, {}))
 
 
+def test_worker_imports_the_packages_of_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+
+    def refuse(*_: object, env: dict[str, str], **__: object) -> NoReturn:
+        given.update(env)
+        raise OSError("not started")
+
+    monkeypatch.setattr("tiered.worker.client.subprocess.Popen", refuse)
+    with pytest.raises(OSError, match="not started"):
+        WorkerClient(work_dir=tmp_path)._start()
+    first, *_ = given["PYTHONPATH"].split(os.pathsep)
+    assert (Path(first) / "tiered" / "worker" / "__main__.py").is_file()
+
+
 def test_dead_worker_is_replaced_and_idle_worker_ends(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     name = upload(worker, url, made)
