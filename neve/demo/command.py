@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,4 +35,5 @@ def demo(*, store: str, limit: int | None, keep: bool, report: Path) -> None:
     from neve.spark.jars import find_java
 
     find_java()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends the servers and deletes the data, as Ctrl-C does.
     tour(store, limit, keep=keep, report=report)
