@@ -17,7 +17,7 @@ _NUMBERS = struct.Struct(">5q")
 _PAGES = (4096, 16384, 65536)
 _YEAR_2100_MS = 4_102_444_800_000
 _FASTJSON_NUMBER_KEY = re.compile(rb"[{,]\s*\d+\s*:")
-WHAT_TO_DO = "give neve a directory of its own; docs/migration.md describes the ways"
+WHAT_TO_DO = "give neve a directory of its own; docs/migrate/overview.md describes the ways"
 
 
 def is_one(disk: Disk, root: Path) -> bool:

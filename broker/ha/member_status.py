@@ -41,7 +41,7 @@ def _fault(replicas: ReplicasManager) -> MemberFault | None:
     state, since = member.state, replicas.state_since_ms
     if state is State.REFUSED:
         why = replicas.operator_message or "it must not continue without an operator"
-        return MemberFault("broker set: an operator is needed", since, why, "this member serves nobody")
+        return MemberFault("broker set: an operator is needed", since, why, "this member serves no requests")
     if member.is_to_join and requests.knows_member:
         means = "this member waits and has no data of the set; if no member has, use `neve broker-set elect`"
         why = "no controller knows a master of the set, and brokerSetExists=true: is the register lost?"

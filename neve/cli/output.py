@@ -106,13 +106,18 @@ def store_option(required: bool = False) -> Callable[[Command], Command]:
     """Return the option `--store`."""
     text = "Archive store: dir:PATH or s3://BUCKET/PREFIX?endpoint=URL."
 
+    def checked(context: click.Context, parameter: click.Parameter, store: str | None) -> str | None:
+        if required and store is None:  # click takes the None of a default function as a value
+            raise click.MissingParameter(ctx=context, param=parameter)
+        return store
+
     def add(command: Command) -> Command:
         return click.option(
             "--store",
             envvar="NEVE_STORE",
             show_envvar=True,
             default=from_context("store"),
-            required=required,
+            callback=checked,
             help=text,
         )(command)
 

@@ -23,7 +23,7 @@ from neve.remoting.names import RESERVE_TIME
 if TYPE_CHECKING:
     from neve.archive.catalog.catalog import Catalog
 
-PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_deleted", "bytes_deleted", "rows_kept")
+PLAN_COLUMNS = ("topic", "ttl", "objects_deleted", "objects_cut", "rows_deleted", "bytes_deleted", "rows_kept")
 
 
 @click.group(cls=VerbGroup)
@@ -158,11 +158,11 @@ def expiry_plan(topic: str, catalogs: Iterable[Catalog], hours: int, now_ms: int
     return {
         "topic": topic,
         "ttl": format_ttl(hours),
-        "objects_gone": removed,
+        "objects_deleted": removed,
         "objects_cut": cut,
         "rows_deleted": rows_deleted,
         "bytes_deleted": bytes_deleted,
-        "size_gone": size_text(bytes_deleted),
+        "size_deleted": size_text(bytes_deleted),
         "rows_kept": rows_kept,
     }
 

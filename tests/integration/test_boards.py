@@ -154,7 +154,7 @@ def test_scrape_configuration_of_the_monitoring_page_is_valid(tmp_path: Path) ->
     config = tmp_path / "prometheus.yml"
     config.write_text(textwrap.dedent(found[2]))
     (tmp_path / RULES.name).write_text(RULES.read_text())
-    check = [ensure("promtool"), "check", "config", str(config)]
+    check = [str(ensure("promtool")), "check", "config", str(config)]
     done = subprocess.run(check, capture_output=True, text=True, timeout=_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -79,7 +79,8 @@ class SecuredCluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
     """Follow the page up to the verification of the new user."""
     found = SecuredCluster(tmp_path_factory.mktemp("cluster"))
-    found.run(*PAGE.blocks("Create a certificate"), {})
+    (certificate,) = PAGE.blocks("Create a certificate")
+    found.run(certificate, {})
     found.start()
     try:
         create, _ = PAGE.blocks("Create users and policies")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from broker.config import BrokerConfig
 from infra.config.properties import wire_name
@@ -82,7 +82,8 @@ def test_pages_name_existing_alerts(page: Path) -> None:
 
 
 def metrics() -> set[str]:
-    return set(re.findall(r"^\| `(\w+)` \| ", (ROOT / "docs" / "reference.md").read_text("utf-8"), re.MULTILINE))
+    page = ROOT / "docs" / "reference" / "metrics.md"
+    return set(re.findall(r"^\| `(\w+)` \| ", page.read_text("utf-8"), re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
@@ -112,7 +113,8 @@ def commands() -> Iterator[str]:
 def test_pages_name_existing_commands(command: str) -> None:
     """A command that is named without arguments only has to exist."""
     _, *words = shlex.split(command)
-    found, at = neve, click.Context(neve, info_name="neve")
+    found: click.Command = neve
+    at = click.Context(neve, info_name="neve")
     while isinstance(found, click.Group) and words:
         name, following, rest = found.resolve_command(at, words)
         assert following is not None, name

@@ -24,7 +24,7 @@ def literal(node: ast.Constant | ast.JoinedStr) -> str:
     """Return the text of a literal, with a NUL for each expression of an f-string."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
-    return "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
 
 
 @cache

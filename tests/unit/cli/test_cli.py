@@ -65,6 +65,12 @@ def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "write whole hours, days or weeks" in captured.err
 
 
+def test_missing_store_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("NEVE_STORE", raising=False)
+    assert main.run(["topic", "ttl", "plan", "orders"]) == 2
+    assert "Missing option '--store'" in capsys.readouterr().err
+
+
 def test_connection_failure_exits_with_6(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["archive", "offload", "--admin", "127.0.0.1:1"]) == 6
     assert main.run(["topic", "list", "--namesrv", "127.0.0.1:1"]) == 6

@@ -36,7 +36,8 @@ def test_comparison_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     prices = msgspec.toml.decode(PRICES.read_bytes(), type=Prices)
     (shown,) = PAGE.blocks("Enter your prices", "toml")
     assert msgspec.toml.decode(shown, type=Prices) == prices
-    with_archive, on_disks = [], []
+    with_archive: list[float] = []
+    on_disks: list[float] = []
     for step, column in zip(PAGE.steps(DISKS), (with_archive, on_disks), strict=True):
         assert main.run([*arguments(step), "-o", "json"]) == 0
         (total,) = json.loads(capsys.readouterr().out)

@@ -95,7 +95,7 @@ def catalog_of(*objects: tuple[int, ...]) -> Catalog:
 def test_plan_counts_by_row_group() -> None:
     catalog = catalog_of((NOW - 50 * HOUR, NOW - 40 * HOUR), (NOW - 30 * HOUR, NOW - 10 * HOUR), (-1,))
     plan = expiry_plan("t", [catalog], 24, NOW)
-    assert (plan["objects_gone"], plan["objects_cut"]) == (1, 1)
+    assert (plan["objects_deleted"], plan["objects_cut"]) == (1, 1)
     assert (plan["rows_deleted"], plan["rows_kept"], plan["bytes_deleted"]) == (30, 20, 500)
     catalog.apply(1, Expire(keys=[], delete_after_ms=0, minimums={"t": {0: 25}}))
     again = expiry_plan("t", [catalog, catalog_of((NOW,))], 24, NOW)
@@ -115,7 +115,7 @@ def test_objects_above_a_live_one_stay_in_every_plan(live: int) -> None:
     old = NOW - 50 * HOUR
     catalog = catalog_of((old,), (live,), (old, old), (old,))
     plan = expiry_plan("t", [catalog], 24, NOW)
-    assert (plan["objects_gone"], plan["objects_cut"], plan["rows_deleted"], plan["rows_kept"]) == (1, 0, 10, 40)
+    assert (plan["objects_deleted"], plan["objects_cut"], plan["rows_deleted"], plan["rows_kept"]) == (1, 0, 10, 40)
     assert plan_expiry(catalog.topic("t").names(), 24 * HOUR, NOW) == (["k0"], {0: 10})
 
 

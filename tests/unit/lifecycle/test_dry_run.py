@@ -43,7 +43,7 @@ def test_ttl_plan_equals_the_next_sweep(history: list[tuple[object, ...]], later
         before, rows = {name.key: name for name in catalog.objects(TOPIC)}, visible(catalog)
         rig.lifecycle.expire.run()
         gone = [name for key, name in before.items() if key not in {name.key for name in catalog.objects(TOPIC)}]
-        assert plan["objects_gone"] == len(gone)
+        assert plan["objects_deleted"] == len(gone)
         assert plan["bytes_deleted"] == sum(name.size for name in gone)
         assert (plan["rows_deleted"], plan["rows_kept"]) == (rows - visible(catalog), visible(catalog))
 
@@ -53,7 +53,7 @@ def test_ttl_keeps_expired_objects_above_a_live_one() -> None:
         rig = lived(Path(directory), _LIVE_IN_THE_MIDDLE)
         rig.policy = RetentionPolicy(ttl_hours=lambda topic: 24)
         plan = expiry_plan(TOPIC, [rig.journal.catalog], 24, rig.clock.now_ms())
-        assert (plan["objects_gone"], plan["rows_deleted"], plan["rows_kept"]) == (1, 9, 18)
+        assert (plan["objects_deleted"], plan["rows_deleted"], plan["rows_kept"]) == (1, 9, 18)
         assert rig.lifecycle.expire.run()["expired"] == 1
 
 
