@@ -74,12 +74,13 @@ def installed(machine: Machine) -> Iterator[Machine]:
     """Follow the steps of the installation. The environment of this process replaces the one that step 1 makes."""
     install, copy, conf, secrets, check, start = PAGE.blocks("Install a broker and a name server")
     assert [line.partition("  ")[0] for line in install.splitlines()] == [
-        "python3 -m venv /opt/neve",
-        "/opt/neve/bin/pip install '.[server]'",  # tests/integration/test_install.py does this.
+        "python3 -m venv /opt/neve-0.1",
+        "/opt/neve-0.1/bin/pip install '.[server]'",  # tests/integration/test_install.py does this.
+        "ln -sfn /opt/neve-0.1 /opt/neve",
         "ln -s /opt/neve/bin/neve /usr/local/bin/neve",
     ]
-    (machine.root / "opt" / "neve").symlink_to(Path(sys.executable).parents[1])
-    machine.run(install.splitlines()[2])
+    (machine.root / "opt" / "neve-0.1").symlink_to(Path(sys.executable).parents[1])
+    machine.run("\n".join(install.splitlines()[2:]))
     machine.run(copy)
     port = machine.words["10.0.0.1:9876"].partition(":")[2]
     names = machine.root / "etc/neve/namesrv.conf"
