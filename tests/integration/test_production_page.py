@@ -139,15 +139,16 @@ def test_files_have_the_documented_modes(installed: Machine) -> None:
 def test_removal_leaves_the_data(machine: Machine) -> None:
     root = machine.root / "removed"
     words = {name: value.replace(str(machine.root), str(root)) for name, value in machine.words.items()}
-    for name in ("etc/neve", "etc/systemd/system", "opt/neve", "usr/local/bin/neve", "var/lib/neve"):
+    for name in ("etc/neve", "etc/systemd/system", "opt/neve-0.1", "usr/local/bin/neve", "var/lib/neve"):
         (root / name).mkdir(parents=True)
+    (root / "opt/neve").symlink_to(root / "opt/neve-0.1")
     for server in ("broker", "namesrv"):
         (root / f"etc/systemd/system/neve-{server}.service").touch()
     (removal,) = PAGE.blocks("Undo the installation")
     shell(f"set -e; {replaced(removal, words)}", root, {}, tools=[machine.tools])
     assert {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()} == set()
     assert (root / "var/lib/neve").is_dir()
-    assert not any((root / name).exists() for name in ("etc/neve", "opt/neve", "usr/local/bin/neve"))
+    assert not any((root / name).exists() for name in ("etc/neve", "opt/neve", "opt/neve-0.1", "usr/local/bin/neve"))
 
 
 def test_ports_are_the_defaults_of_the_code() -> None:
