@@ -59,7 +59,7 @@ from tests.histories.history import (
     Led,
     LogPart,
     Outcome,
-    ParsedDescription,
+    ReportedStep,
     Replaced,
     Rested,
     Seen,
@@ -246,7 +246,7 @@ class _History:
         self.dropped: list[Dropped] = by_type[Dropped]
         self.led: list[Led] = by_type[Led]
         self.waits: list[Waited] = by_type[Waited]
-        self.told: list[ParsedDescription] = by_type[ParsedDescription]
+        self.told: list[ReportedStep] = by_type[ReportedStep]
         self.unsettled: list[Unsettled] = by_type[Unsettled]
         self.broken_off: list[BrokenOff] = by_type[BrokenOff]
         self.at: dict[Place, str] = {(one.topic, one.queue, one.offset): one.key for one in self.stored}

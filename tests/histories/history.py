@@ -241,7 +241,7 @@ class BrokenOff(msgspec.Struct, frozen=True, kw_only=True, tag="broken off"):
     late: bool = False  # Because an answer or an event did not arrive in time.
 
 
-class ParsedDescription(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+class ReportedStep(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
     """A step of the faults."""
 
     at: int
@@ -272,7 +272,7 @@ Event = (
     | Dropped
     | Unsettled
     | BrokenOff
-    | ParsedDescription
+    | ReportedStep
 )
 
 _DECODER = msgspec.json.Decoder(Event)

@@ -42,7 +42,7 @@ from tests.histories.history import (
     Led,
     LogPart,
     Outcome,
-    ParsedDescription,
+    ReportedStep,
     Replaced,
     Rested,
     Seen,
@@ -85,7 +85,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
     work = RoundClients(place.brokers.name_servers[NEVE_CLIENTS], name, history, chance)
 
     def tell(what: str, kind: str) -> None:
-        history.append(ParsedDescription(at=now_ms(), what=what, kind=kind))
+        history.append(ReportedStep(at=now_ms(), what=what, kind=kind))
 
     async def note_leader() -> None:
         history.append(Led(at=now_ms(), epoch=await epoch_told(place.brokers.epoch, place.patience)))

@@ -28,7 +28,7 @@ from tests.histories import history
 from tests.histories.checker import Promise, Report, Verdict, check, told
 from tests.histories.clients import DELAY_LEVELS
 from tests.histories.faults import Fault, Kind, plan
-from tests.histories.history import ParsedDescription
+from tests.histories.history import ReportedStep
 from tests.histories.java_workers import JavaWorkers
 from tests.histories.links import Links
 from tests.histories.round import Place, run_round
@@ -102,7 +102,7 @@ async def run(
             report = check(events, promised)
             reports.append(report)
             history.write(directory / f"{name}.jsonl", events)
-            steps = [event for event in events if isinstance(event, ParsedDescription)]
+            steps = [event for event in events if isinstance(event, ReportedStep)]
             _say(name, report, steps, time.monotonic() - began)
             if report.verdict is Verdict.HELD:
                 (directory / f"{name}.jsonl").unlink()
@@ -119,7 +119,7 @@ async def _until_stopped(work: Coroutine[Any, Any, list[Report]]) -> None:
         await task
 
 
-def _say(name: str, report: Report, steps: list[ParsedDescription], took: float) -> None:
+def _say(name: str, report: Report, steps: list[ReportedStep], took: float) -> None:
     counts = ", ".join(f"{what} {count}" for what, count in report.counts.items())
     print(f"{name}: {report.verdict}; {took:.1f} s; {counts}", flush=True)
     for step in steps:

@@ -49,7 +49,7 @@ def test_start_on_a_rocketmq_store_is_refused_without_a_change(tmp_path: Path) -
     before = contents(root)
     told = start(root)
     assert "a store of Apache RocketMQ's" in told
-    assert "Move from RocketMQ" in told
+    assert "docs/migrate/overview.md" in told
     assert contents(root) == before
     conf = tmp_path / "broker.conf"
     conf.write_text(f"storePathRootDir={root}\n")

@@ -105,16 +105,16 @@ class Others(NoOtherControllers):
     """Other controllers: the reports that they publish, and the live brokers published to them."""
 
     def __init__(self) -> None:
-        self.record_heartbeat: dict[int, list[Report]] = {}
+        self.reports: dict[int, list[Report]] = {}
         self.told: dict[str, set[int]] = {}
         self.on_say: Callable[[], object] = lambda: None
         self.unreadable = self.unsayable = ""
 
-    async def heard(self, name: str) -> Heard:
+    async def reports_of(self, name: str) -> Heard:
         await asyncio.sleep(0)
         if name == self.unreadable:
             raise RegisterUnavailable(None, f"a key of {name} can't be read")
-        return self.record_heartbeat
+        return self.reports
 
     async def publish(self, name: str, living: Mapping[int, Report]) -> None:
         if name == self.unsayable:
@@ -239,12 +239,12 @@ async def test_cleared_master_is_replaced_at_once() -> None:
 async def test_master_heard_by_another_controller_is_alive() -> None:
     world = RegisteredSets()
     await world.joined(1, 2)
-    world.others.record_heartbeat = {1: [Report(0)]}
+    world.others.reports = {1: [Report(0)]}
     world.liveness.closed("connection 1")
     await world.sets.lost("b")
     assert world.others.told == {"b": {2}}
     assert world.value.master == 1
-    world.others.record_heartbeat = {}
+    world.others.reports = {}
     await world.sets.scan()
     assert world.value.master == 2
 
@@ -254,8 +254,8 @@ async def test_disconnect_is_published_before_other_reports_are_read() -> None:
 
     world = RegisteredSets()
     await world.joined(1, 2)
-    world.others.record_heartbeat = {1: [Report(0)]}
-    world.others.on_say = world.others.record_heartbeat.clear
+    world.others.reports = {1: [Report(0)]}
+    world.others.on_say = world.others.reports.clear
     world.liveness.closed("connection 1")
     await world.sets.lost("b")
     assert world.value.master == 2
