@@ -24,7 +24,7 @@ from tests.histories.history import (
     Led,
     LogPart,
     Outcome,
-    ParsedDescription,
+    ReportedStep,
     Rested,
     Seen,
     Sent,
@@ -47,7 +47,7 @@ ROW = Archived(topic="t", queue=0, offset=4, key="p-5")
 SERVES = Serves(what="p is acknowledged", at=HEALED + 5_000)
 ARCHIVE = Serves(what=ALL_IS_ARCHIVED, at=HEALED + 29_000)
 BEGAN, ENDED = Led(at=0, epoch=4), Led(at=HEALED + 32_000, epoch=5)
-KILL = ParsedDescription(at=60_000, what="a: kill the master", kind=Kind.KILL)
+KILL = ReportedStep(at=60_000, what="a: kill the master", kind=Kind.KILL)
 
 
 def sent(number: int, **more: object) -> Sent:
@@ -89,7 +89,7 @@ def whole() -> list[Event]:
         seen("late-0", 0, who="l1", group="l", topic="late", at=6_001),
         seen("halves-0", 0, who="h1", group="h", topic="halves"),
         KILL,
-        ParsedDescription(at=63_500, what="a: over: kill the master"),
+        ReportedStep(at=63_500, what="a: over: kill the master"),
         Switched(at=61_000, by="a", to="b", why="", epoch=4, then=5),
         Switched(at=62_000, by="", to="", why="not in sync", epoch=5, then=5),
         Switched(at=63_000, by="b", to="a", why="", epoch=5, then=-1),
