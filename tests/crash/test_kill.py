@@ -149,7 +149,7 @@ def check(server: NeveServer, ledger: Ledger, *, whole: bool = False) -> None:
 
 def recoveries(server: NeveServer) -> Iterator[tuple[bool, int, int]]:
     """Return what each start logged: clean or not, bytes truncated, records without CRC entry."""
-    report = r"log recovered: clean=(\w+) .*?records_without_crc=(\d+) cut_bytes=(\d+)"
+    report = r"log recovered: clean=(\w+) .*?records_without_crc=(\d+) truncated_bytes=(\d+)"
     for clean, without_crc, cut in re.findall(report, server.log()):
         yield clean == "True", int(cut), int(without_crc)
 

@@ -22,7 +22,7 @@ README = (FOLDER / "README.md").read_text()
 #: The topics differ, so that the programs can run at the same time. DuckDB reads the orders of the producer.
 TOGETHER = ("consumer", "transaction", "request_reply", "ordered", "delayed", "batch", "duckdb_query")
 SPARK = ("spark_read", "spark_stream")
-LONG = ("day", "failover", "flights", "pipeline")
+LONG = ("day", "failover", "pipeline")
 LONGEST = 30
 RUN_S = 120.0
 
