@@ -147,7 +147,7 @@ def test_simulation_finds_hiding_that_is_not_persisted(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ErasedOffsets, "cut", forget)
     monkeypatch.setattr(
-        "broker.archiving.going_on.erased_rows.hide", lambda *_: HiddenRows(0, is_changed=False, failed={})
+        "broker.archiving.log_resume.erased_rows.hide", lambda *_: HiddenRows(0, is_changed=False, failed={})
     )
     assert first_found(Erasers, SEEDS) is not None
 
