@@ -75,7 +75,7 @@ def test_disk_too_small_for_a_segment_is_rejected(tmp_path: Path) -> None:
         def room(self, path: Path) -> Room:
             return Room(900 << 20, 100 << 20)
 
-    settings = (f"storePathRootDir={tmp_path}", "mappedFileSizeCommitLog=64m", "listenPort=0", "brokerIP1=127.0.0.1")
+    settings = (f"storePathRootDir={tmp_path}", "mappedFileSizeCommitLog=64m", "listenPort=0", "adminPort=0")
     controller = BrokerController(BrokerConfig.load(None, settings), Machine(clock=SystemClock(), disk=Crowded()))
     with pytest.raises(StartupError, match="100 MiB free, 128 MiB needed; set mappedFileSizeCommitLog smaller") as told:
         asyncio.run(controller.start())
