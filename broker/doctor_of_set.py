@@ -38,10 +38,10 @@ def checks(config: BrokerConfig, clock: Clock) -> Iterator[Check]:
         yield from (Check("broker set", FAIL, fault) for fault in error.faults)
         return
     if settings is not None:
-        yield from asyncio.run(_Findings(config, settings, clock).all())
+        yield from asyncio.run(_SetDoctor(config, settings, clock).all())
 
 
-class _Findings:
+class _SetDoctor:
     def __init__(self, config: BrokerConfig, settings: SetSettings, clock: Clock) -> None:
         self._config, self._settings, self._clock = config, settings, clock
         self._own = {key: value for _, key, value in parse_properties(to_properties(config), "own")}

@@ -112,9 +112,9 @@ class SetRegistry:
         living = frozenset(self._liveness.living(name))
         if self._living.get(name) != living:
             self._living[name] = living
-            self._spawn("say", partial(self._notify_of, name))
+            self._spawn("say", partial(self._publish_of, name))
 
-    async def _notify_of(self, name: str) -> None:
+    async def _publish_of(self, name: str) -> None:
         await self._others.publish(name, self._liveness.living(name))
 
     async def lost(self, name: str) -> None:
@@ -124,18 +124,18 @@ class SetRegistry:
         """
         self._living.pop(name, None)
         try:
-            await self._notify_of(name)
+            await self._publish_of(name)
         finally:
             await self.carry_out(Scan(name))
 
-    async def notify_others(self) -> None:
+    async def publish_all(self) -> None:
         """Publish the live members of each set that have changed to the other controllers.
 
         A failure for one set does not stop the others; the last failure is raised at the end.
         """
-        await _each(self._liveness.names() | self._living.keys(), self._notify_others_of)
+        await _each(self._liveness.names() | self._living.keys(), self._publish_and_prune)
 
-    async def _notify_others_of(self, name: str) -> None:
+    async def _publish_and_prune(self, name: str) -> None:
         living = self._liveness.living(name)
         self._living[name] = frozenset(living)
         await self._others.publish(name, living)

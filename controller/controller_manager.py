@@ -117,12 +117,11 @@ class ControllerManager:
         self.admin_address = await self._pages.start()
         if self._others.renew_s:
             self._supervisor.every("lease", self._others.renew_s, self._others.renew, first_s=0)
-            self._supervisor.every("tell", self._others.renew_s, self.sets.notify_others, first_s=0)
+            self._supervisor.every("tell", self._others.renew_s, self.sets.publish_all, first_s=0)
         period_s = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period_s, self.scan)
-        self._supervisor.every(
-            "pulse", self._pulse_ms / 1000, self._check
-        )  # separate: a scan may wait for the register
+        # separate: a scan may wait for the register
+        self._supervisor.every("pulse", self._pulse_ms / 1000, self._check)
         log.info("controller of neve %s listens on %s:%d", version("neve"), self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:

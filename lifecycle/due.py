@@ -12,7 +12,7 @@ from lifecycle.backlog import Backlog, TopicBacklog
 from lifecycle.hot_store import HotStore, LogSegment
 from lifecycle.retention import Pending, RetentionPolicy, due_topics, waited_as_by_default, wanted_segments
 from neve.archive.catalog.catalog import Catalog
-from tiered.write.offload_plan import TopicRange, TopicUnreadable, restarted_topics
+from tiered.write.offload_plan import TopicRange, TopicUnreadable, restarted_text
 from tiered.write.set_aside import SetAside
 
 _BREATH = 32  # topics between two calls of `pause`
@@ -100,13 +100,13 @@ class Due:
         for topic, found in self._backlog.of(((topic, deleted_up_to(topic)) for topic in topics), segments, end):
             if isinstance(found, TopicBacklog) and self._is_copy and deleted_up_to(topic):
                 try:
-                    self._refuse_restarted_topics(topic)
+                    self._refuse_restarted_topic(topic)
                 except TopicUnreadable as error:
                     yield topic, error
                     continue
             yield topic, found
 
-    def _refuse_restarted_topics(self, topic: str) -> None:
+    def _refuse_restarted_topic(self, topic: str) -> None:
         """Raise TopicUnreadable if a queue of a deleted and recreated topic begins below its recorded minimum.
 
         Readers would not see objects below the minimum. `plan_topic` detects the same by records that are in view.
@@ -114,7 +114,7 @@ class Due:
         for queue in self._hot.queues_of(topic):
             minimum = self._catalog.recorded_minimum(topic, queue)
             if self._hot.min_offset(topic, queue) < minimum:
-                raise TopicUnreadable(restarted_topics(topic, queue, minimum - 1))
+                raise TopicUnreadable(restarted_text(topic, queue, minimum - 1))
 
 
 def settled_through(catalog: Catalog) -> dict[str, int]:

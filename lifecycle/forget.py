@@ -49,8 +49,8 @@ class ForgetNames:
             forgotten = self._journal.forget(self._left_behind()[:FORGET_BATCH])
             # Includes topics left by a crash, and those that no entry ever named.
             exists, named = self._policy().exists, self._journal.named
-            removed = [topic for topic in self._hot.deleted_topics() if not exists(topic) and topic not in named]
-            self._hot.forget_deleted(removed)
+            to_forget = [topic for topic in self._hot.deleted_topics() if not exists(topic) and topic not in named]
+            self._hot.forget_deleted(to_forget)
         if forgotten:
             log.info("names of deleted topics removed: %d", len(forgotten))
         return len(forgotten)

@@ -128,7 +128,7 @@ class FollowedMaster:
 
     def __init__(self, config: BrokerConfig, clock: Clock, file: DivergenceFile) -> None:
         self._clock, self._file = clock, file
-        self._reach = StockArchivableLimit(config.mapped_file_size_commit_log)
+        self._stock_limit = StockArchivableLimit(config.mapped_file_size_commit_log)
         #: Why archiving has stopped for good; None while it continues.
         self.divergence: Divergence | None = None
         self._written: Divergence | None = None
@@ -145,7 +145,7 @@ class FollowedMaster:
 
         UNKNOWN before the first report, and after a restart of the master.
         """
-        return UNKNOWN if self.divergence is not None else self._reach.offset
+        return UNKNOWN if self.divergence is not None else self._stock_limit.offset
 
     def archivable(self, synced: int) -> int:
         """Return the archivable limit of the log, given the local fsynced offset."""
@@ -159,11 +159,11 @@ class FollowedMaster:
 
     def attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
         """Note the process of the master that the slave follows."""
-        self._reach.attached(boot_ms, end_at_start, flush_takes_s, self._clock.monotonic())
+        self._stock_limit.attached(boot_ms, end_at_start, flush_takes_s, self._clock.monotonic())
 
-    def observe(self, look: Observation) -> None:
+    def observe(self, observation: Observation) -> None:
         """Process a report of that process."""
-        self._reach.observe(look, self._clock.monotonic())
+        self._stock_limit.observe(observation, self._clock.monotonic())
 
     async def log_ends_at(self, offset: int, why: str, journal: JournalWriter, in_thread: InThread) -> None:
         """Handle that the log's tail above `offset` is lost at the master, or may be.
@@ -171,7 +171,7 @@ class FollowedMaster:
         If the archive may hold some of that tail, archiving stops immediately. The mark is on disk when this returns.
         """
         reaches, before = max(journal.ownership.reaches, self.given), self.divergence
-        self._reach.forget()
+        self._stock_limit.forget()
         if reaches <= offset:
             return
         if before is None or offset < before.at:

@@ -118,7 +118,7 @@ class WithoutArchive:
     def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
         """Ignore that the slave follows a master."""
 
-    def master_observed(self, look: Observation) -> None:
+    def master_observed(self, observation: Observation) -> None:
         """Ignore the master's report of how far its log is durable."""
 
     # ---- jobs
@@ -213,15 +213,15 @@ class BrokerArchive:
         try:
             while term is not None and self.journal.ownership.master_epoch == term:
                 try:
-                    resume_log = await self._local.environment.in_thread(self._settle)
+                    resume_point = await self._local.environment.in_thread(self._settle)
                 except Fenced:
                     return False
                 except Exception as error:  # noqa: BLE001 - no other task would retry
                     self._log_unsettled(error)
                     pause = min(2 * pause, _SETTLE_AGAIN_MAX_S)
                 else:
-                    if resume_log is not None and self.journal.ownership.master_epoch == term:
-                        self._resume_point = resume_log
+                    if resume_point is not None and self.journal.ownership.master_epoch == term:
+                        self._resume_point = resume_point
                         return True
                     pause = _SETTLE_AGAIN_S
                 await asyncio.sleep(pause)
@@ -242,9 +242,9 @@ class BrokerArchive:
 
         None if the set does not have all that this member had at its promotion, or if the broker stops.
         """
-        resume_log = self.journal.ownership.resume_above()
-        if resume_log.resume_at is None:
-            return resume_log
+        resume_point = self.journal.ownership.resume_above()
+        if resume_point.resume_at is None:
+            return resume_point
         if not self.lifecycle.is_settled():
             return None  # rounds would record messages as lost that readers can't see yet
         failed = [text for report in self.lifecycle.salvage.run() for text in report.failed.values()]
@@ -289,9 +289,9 @@ class BrokerArchive:
             log.error("nothing is archived: the master's configuration has no flush interval")
         self._followed.attached(boot_ms, end_at_start, flush_takes_s)
 
-    def master_observed(self, look: Observation) -> None:
+    def master_observed(self, observation: Observation) -> None:
         """Process a report of the followed master on how far its log is durable."""
-        self._followed.observe(look)
+        self._followed.observe(observation)
 
     @property
     def _followed(self) -> FollowedMaster:

@@ -211,7 +211,7 @@ class TopicDeletion:
         begins_again = not named and tombstones.restart_at_zero(topic)
         if not named and not begins_again:  # an offload round has named it meanwhile
             await self._record(topic, recorded)
-        # No await between begin_again and here: no message may be appended in between.
+        # No await between restart_at_zero and here: no message may be appended in between.
         ends = self._store.queues.following_of(topic)
         self._delete_now(topic, ends, begins_again=begins_again)
         await self._threads.run(self._store.queue_changes.save_deletions)

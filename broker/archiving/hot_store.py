@@ -134,8 +134,9 @@ class LoopHotStore:
         store = self._store
         end = next((segment.end for segment in self.segments() if segment.base == base), 0)
         for _ in range(2):  # a checkpoint that is due already may lie below the end of the file
-            if self._call(lambda: store.want_checkpoint(end)):
-                self._ask.wait(self._flusher.upkeep_now())
+            if not self._call(lambda: store.want_checkpoint(end)):
+                break
+            self._ask.wait(self._flusher.upkeep_now())
         remove = self._call(lambda: store.take_out(base))
         return remove()
 

@@ -1,4 +1,4 @@
-"""Admission of appends and answers by a member of a set: implements `broker.intake.replication`'s BrokerSet.
+"""Admission of appends and answers by a member of a set: implements `broker.intake.replication`'s BrokerSetState.
 
 It is called for every message. The `ReplicasManager` updates it.
 """

@@ -218,17 +218,17 @@ class HaService:
         self._links.pop(idle)
         return True
 
-    def slave_opened(self, link: _Link, leadership: Leadership, slave_opened: master_session.SlaveConnected) -> None:
+    def slave_connected(self, link: _Link, leadership: Leadership, slave: master_session.SlaveConnected) -> None:
         """Take a member that requests the log. Its older connection is closed."""
-        older = self._by_member.pop(slave_opened.member_id, None)
+        older = self._by_member.pop(slave.member_id, None)
         if older is not None:
-            log.info("member %d reconnects", slave_opened.member_id)
+            log.info("member %d reconnects", slave.member_id)
             older.abort()
-        self._by_member[slave_opened.member_id] = link
+        self._by_member[slave.member_id] = link
         self._describe()
         now = self.clock.monotonic()
-        leadership.confirm.connected(slave_opened.member_id, link, now, is_learner=slave_opened.is_learner)
-        leadership.events.slave_connected(slave_opened.member_id, slave_opened.hello)
+        leadership.confirm.connected(slave.member_id, link, now, is_learner=slave.is_learner)
+        leadership.events.slave_connected(slave.member_id, slave.hello)
 
     def _describe(self) -> None:
         """Keep the descriptions of appends in memory while a slave accepts them."""
@@ -404,7 +404,7 @@ class _Link:
                     if not transport.is_closing():
                         transport.writelines(data)
                 case master_session.SlaveConnected():
-                    service.slave_opened(self, leadership, action)
+                    service.slave_connected(self, leadership, action)
                     if self.session is not None:
                         self._alarm.ring_in(self.session.wake_at - service.clock.monotonic())
                 case master_session.Reported():

@@ -5,7 +5,7 @@ NEW         HELLO         check it against the own one, which answers it        
             H1            of a stock member, if those are admitted; send H2            SHAKEN
 PROVING     HELLO         the same again, with its proof                               GREETED
 GREETED     H1            of the same member; send H2                                  SHAKEN
-SHAKEN      T1            the first offset to send: `SlaveConnected`, `Reported`                 STREAMING
+SHAKEN      T1            the first offset to send: `SlaveConnected`, `Reported`       STREAMING
 STREAMING   T1            `Reported`
 ENDED
 

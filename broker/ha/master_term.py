@@ -51,9 +51,8 @@ class MasterTerm:
         self.settling, self._hello, self._stream, self._state, self._role = settling, hello, stream, state, role
         self._on_confirmed, self.stop_acknowledging = on_confirmed, stop_acknowledging
         self.confirming: Confirm | None = None  # the member's, during a term
-        self._has_started_to_lead = (
-            False  # it leads, or has tried to: the role-dependent state may be partly a master's
-        )
+        # it leads, or has tried to: the role-dependent state may be partly a master's
+        self._has_started_to_lead = False
         self._failures = 0  # consecutive failures to lead
 
     # -- queries

@@ -53,7 +53,7 @@ class ArchiveCallbacks(Protocol):
         """Take the fact that the whole log is this life's, and that the bytes that follow are."""
         ...
 
-    def master_observed(self, look: Observation) -> None:
+    def master_observed(self, observation: Observation) -> None:
         """Take the state of the log of the life that is followed."""
         ...
 
@@ -246,13 +246,13 @@ class PlainSlave:
             before = await self._api.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
             status = await self._api.ask(address, RequestCode.GET_BROKER_HA_STATUS, {})
             after = await self._api.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
-            look = read_observation(bytes(before.body), bytes(status.body), bytes(after.body), life.boot_ms)
+            observation = read_observation(bytes(before.body), bytes(status.body), bytes(after.body), life.boot_ms)
         except (OSError, TimeoutError, NeveError) as error:
             log.info("the master at %s does not report its flushed offset: %s", address, error)
             return
-        if look is not None and self.is_attached and self._followed is life:
-            self._master_begins_at = look.begin
-            self._archive().master_observed(look)
+        if observation is not None and self.is_attached and self._followed is life:
+            self._master_begins_at = observation.begin
+            self._archive().master_observed(observation)
 
     # -- callbacks of the replication client (SlaveEvents)
 

@@ -198,8 +198,8 @@ class SlaveSession:
         if now - self._heard >= SILENCE_S:
             return [self._end(f"the master is silent for {SILENCE_S:.0f} s")]
         if self.state is SlaveState.FOLLOWING and now - self._spoke >= self._beats_every:
-            end, is_reported = self._reported
-            self._reported = end, is_reported if is_reported < 0 else max(is_reported, min(synced, end))
+            end, reported = self._reported
+            self._reported = end, reported if reported < 0 else max(reported, min(synced, end))
             return [self._report(now)]
         return []
 
@@ -333,8 +333,9 @@ class SlaveSession:
         The master may have nothing to send from there on. 0: the log is not empty, or begins with the first byte that
         arrives.
         """
-        is_reported = self.master is not None and self._begins_at_frontier and self.is_empty
-        return self.master.eviction_frontier if is_reported and self.master is not None else 0
+        if self.master is None or not (self._begins_at_frontier and self.is_empty):
+            return 0
+        return self.master.eviction_frontier
 
     def attached(self, synced: int, now: float) -> list[Action]:
         """Request the log. `synced` is the end of its durable part."""
@@ -407,12 +408,10 @@ class SlaveSession:
         last = self._epochs.last_epoch
         if frame.epoch <= last:
             return ()
-        is_reported = {
-            epoch: start for epoch, start in self._masters_epochs if last < epoch < frame.epoch and start <= end
-        }
+        starts = {epoch: start for epoch, start in self._masters_epochs if last < epoch < frame.epoch and start <= end}
         if frame.epoch_start <= end:
-            is_reported[frame.epoch] = frame.epoch_start
-        return tuple(entry for entry in sorted(is_reported.items()) if self._epochs.assign(*entry))
+            starts[frame.epoch] = frame.epoch_start
+        return tuple(entry for entry in sorted(starts.items()) if self._epochs.assign(*entry))
 
     def _flush(self, actions: list[Action], bodies: list[memoryview]) -> None:
         """Add the collected bytes of the log as one `Append`."""

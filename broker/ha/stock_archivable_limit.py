@@ -68,10 +68,10 @@ class StockArchivableLimit:
         self.offset, self._boot_ms = UNKNOWN, -1
         self._full.clear()
 
-    def observe(self, look: Observation, now: float) -> None:
+    def observe(self, observation: Observation, now: float) -> None:
         """Take a state of the log, of the life that is followed."""
         assert self._boot_ms >= 0, "the followed life is unknown"
-        full = self._border(look.end)
+        full = self._border(observation.end)
         if not self._full or full > self._full[-1][0]:
             self._full.append((full, now))
         if self._flush_takes_s is None or now < self._trusted_from:
@@ -79,7 +79,7 @@ class StockArchivableLimit:
         aged = [border for border, since in self._full if now - since >= self._flush_takes_s]
         if aged:
             self._full = [(border, since) for border, since in self._full if border >= aged[-1]]
-            self.offset = self._border(min(aged[-1], look.flushed, *look.in_sync))
+            self.offset = self._border(min(aged[-1], observation.flushed, *observation.in_sync))
 
     def _border(self, offset: int) -> int:
         return offset - offset % self._file_size

@@ -45,7 +45,7 @@ _START = b'{"code":310,'
 # In most spellings more than a record's properties may have; a send with a longer header is not plain.
 _HEADER_MAX = 64 * 1024
 # Queues whose files may be created or mapped for one read before the lane yields: a few milliseconds of work.
-_ROOMS = 16
+_FILES_IN_A_TURN = 16
 # The mark word of a JSON frame holds the header's length and nothing else, because the JSON type is 0.
 _header_length = Struct(">I").unpack_from
 # Key in the connection's state: the number of frames to parse before their signatures are checked together. It doubles
@@ -120,12 +120,12 @@ class ExpressSend:
         if not self._intake.is_open or (self._set_takes is not None and not self._set_takes()):
             return
         buffer, file_budget = frames.buffer, self._file_budget
-        file_budget.left = _ROOMS
+        file_budget.left = _FILES_IN_A_TURN
         try:
             batch = self._collect(frames) if self._signed_sends is None else self._collect_signed(connection, frames)
             if batch is not None and batch.sends:
                 is_spent = file_budget.left == 0
-                file_budget.left = _ROOMS
+                file_budget.left = _FILES_IN_A_TURN
                 stored = self._append(batch, connection)
                 if stored < len(batch.starts):
                     frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)

@@ -103,7 +103,7 @@ class Intake:
         self.stamp, self._host, self._stamped = stamp, stamp.host, stamp.stamped
         #: A message with one of these properties is not plain. One set lets the express lane test all of them at once.
         self.special_properties = TELLS_ELSEWHERE.union(
-            *(room.requested_by for room in (half_messages, *held_messages))
+            *(holder.requested_by for holder in (half_messages, *held_messages))
         )
         self._turn = itertools.count()
         self.messages = 0
@@ -239,7 +239,7 @@ class Intake:
 
     def asks_to_wait(self, properties: Mapping[str, str]) -> bool:
         """Return whether the message requests a delay level or a delivery time."""
-        return any(not room.requested_by.isdisjoint(properties) for room in self._held_messages)
+        return any(not holder.requested_by.isdisjoint(properties) for holder in self._held_messages)
 
     def _checked_properties(self, text: str, properties: Mapping[str, str]) -> bytes:
         if not TELLS_ELSEWHERE.isdisjoint(properties):
@@ -316,15 +316,15 @@ class Intake:
         taken: tuple[PutResult, int | None] | None = None
         try:
             self._writer.check_topic(message.topic)  # also if the message is delayed first
-            for room in held_messages:
-                taken = room.take(message, properties)
+            for holder in held_messages:
+                taken = holder.take(message, properties)
                 if taken is not None:
                     break
             result, deliver_ms = taken or (self._writer.put(message), None)
         except REFUSALS as error:
             raise refusal(error) from error
         self._count(message.topic, result.size)
-        if kind := kind or (room.kind if taken is not None else ""):
+        if kind := kind or (holder.kind if taken is not None else ""):
             self._stats.of_a_kind(message.topic, kind, result.size)
         return Stored(
             f"{self._host}{result.physical_offset:016X}",

@@ -116,7 +116,11 @@ class ClientManageProcessor:
     def _known(self, connection: Connection, request: RemotingCommand) -> _Beat | None:
         """Return the last heartbeat if the request repeats it and it is still valid."""
         beat: _Beat | None = connection.state.get(_BEAT)
-        if beat is None or beat.content_key != _said(request) or not self._renew_heartbeat(connection, request, beat):
+        if (
+            beat is None
+            or beat.content_key != _content_key(request)
+            or not self._renew_heartbeat(connection, request, beat)
+        ):
             return None
         return beat
 
@@ -154,7 +158,7 @@ class ClientManageProcessor:
         is_new = self._is_new(connection, data, revisions)
         always_new = not data.consumer_data_set or data.heartbeat_fingerprint == 0
         producers = [producer.group_name for producer in data.producer_data_set]
-        beat = _Beat(_said(request), data.client_id, always_new, producers, list(revisions.items()))
+        beat = _Beat(_content_key(request), data.client_id, always_new, producers, list(revisions.items()))
         if revisions.keys() >= {consumer.group_name for consumer in data.consumer_data_set}:
             connection.state[_BEAT] = beat
         return beat._replace(changed=is_new)
@@ -232,7 +236,7 @@ class ClientManageProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
 
-def _said(request: RemotingCommand) -> tuple[int, int]:
+def _content_key(request: RemotingCommand) -> tuple[int, int]:
     return len(request.body), hash(request.body)  # SipHash with a random key of this process
 
 

@@ -159,16 +159,16 @@ class AdminPages:
     async def live(self, request: Request) -> Response:
         """Return 503 if only a restart helps. Temporary troubles are listed after the first line."""
         dead, troubles = self._health.is_dead(), self._health.troubles()
-        return self._as_json("not live" if dead else "live", 503 if dead else 200, troubles)
+        return self._health_page("not live" if dead else "live", 503 if dead else 200, troubles)
 
     async def ready(self, request: Request) -> Response:
         """Return 503 also if a task fails repeatedly. An unreachable store does not count."""
         troubles = self._health.troubles()
         ready = self._life.accepting and not troubles
         text = "ready" if ready else "not ready"
-        return self._as_json(text, 200 if ready else 503, troubles, self._conditions.now())
+        return self._health_page(text, 200 if ready else 503, troubles, self._conditions.now())
 
-    def _as_json(
+    def _health_page(
         self, word: str, status: int, troubles: Sequence[Trouble], conditions: Sequence[Condition] = ()
     ) -> Response:
         lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles)]
@@ -183,8 +183,8 @@ class AdminPages:
         found = self._conditions.now()
         if any(one.name == "archive unreachable" for one in found):
             status["archive"] = "unreachable"
-        as_json = [one._asdict() for one in found]
-        return json_response({**status, "conditions": as_json, "jobs": dict(jobs.runs), "errors": errors})
+        described = [one._asdict() for one in found]
+        return json_response({**status, "conditions": described, "jobs": dict(jobs.runs), "errors": errors})
 
     async def offload(self, request: Request) -> Response:
         """Run an offload, with progress lines; the last one is a summary or the error."""

@@ -216,9 +216,9 @@ class RocketmqMetrics:
         ]
 
     async def _lags(self) -> list[Family]:
-        largest: tuple[list[Sample], ...] = ([], [], [], [], [])
+        columns: tuple[list[Sample], ...] = ([], [], [], [], [])
         async for labels, figures in self._lag_figures.rows():
-            for samples, value in zip(largest, figures, strict=True):
+            for samples, value in zip(columns, figures, strict=True):
                 if value is not None:
                     samples.append(Sample(labels, value))
         return [
@@ -237,7 +237,7 @@ class RocketmqMetrics:
                         "age of the oldest message that a group has not fetched",
                     ),
                 ),
-                largest,
+                columns,
                 strict=True,
             )
         ]

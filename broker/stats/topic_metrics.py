@@ -243,33 +243,33 @@ def _traffic(traffic: Largest[TopicTraffic]) -> Iterator[Series]:
         ("messages_out", "messages read, by topic"),
         ("bytes_out", "bytes read, by topic"),
     ):
-        largest = [((row.topic,), getattr(row, name)) for row in rows]
-        yield Series(f"neve_topic_{name}_total", "counter", text, ("topic",), largest)
+        samples = [((row.topic,), getattr(row, name)) for row in rows]
+        yield Series(f"neve_topic_{name}_total", "counter", text, ("topic",), samples)
 
 
 def _lags(lags: Largest[Lag]) -> Series:
     text = "unread messages of a group, by group and topic"
-    largest = [((lag.group, lag.topic), lag.messages) for lag in lags.rows()]
-    return Series("neve_consumer_lag_messages", "gauge", text, ("group", "topic"), largest)
+    samples = [((lag.group, lag.topic), lag.messages) for lag in lags.rows()]
+    return Series("neve_consumer_lag_messages", "gauge", text, ("group", "topic"), samples)
 
 
 def _archive(archive: Largest[tuple[str, int]]) -> Series:
     text = "age of the oldest unarchived message, by topic"
-    largest = [((topic,), age_ms / 1000) for topic, age_ms in archive.rows()]
-    return Series("neve_archive_lag_seconds", "gauge", text, ("topic",), largest)
+    samples = [((topic,), age_ms / 1000) for topic, age_ms in archive.rows()]
+    return Series("neve_archive_lag_seconds", "gauge", text, ("topic",), samples)
 
 
 def _left_out(figures: Figures) -> Series:
     text = "topics, pairs of group and topic, and topics of the archive without series of their own, by kind"
-    largest = [
+    samples = [
         (("topic",), figures.traffic.left_out),
         (("consumer",), figures.lags.left_out),
         (("archive",), figures.archive.left_out),
     ]
-    return Series("neve_series_left_out", "gauge", text, ("kind",), largest)
+    return Series("neve_series_left_out", "gauge", text, ("kind",), samples)
 
 
 def _ages(figures: Figures) -> Series:
     text = "age of the lag figures of groups and of the archive, by kind"
-    largest = [(("consumer",), figures.lags_age_s), (("archive",), figures.archive_age_s)]
-    return Series("neve_series_age_seconds", "gauge", text, ("kind",), largest)
+    samples = [(("consumer",), figures.lags_age_s), (("archive",), figures.archive_age_s)]
+    return Series("neve_series_age_seconds", "gauge", text, ("kind",), samples)

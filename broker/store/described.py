@@ -90,7 +90,7 @@ def describe(  # noqa: PLR0917 - the fields of `ParsedDescription`, as parallel 
 
 
 def parse_description(description: bytes | memoryview, records: bytes | memoryview) -> ParsedDescription:
-    """Decode a description and verify it against the records' bytes. Raises Damaged."""
+    """Decode a description and verify it against the records' bytes. Raises DamagedAppend."""
     raw = bytes(description)
     try:
         crc, store_time, count, keys, queues = _HEAD.unpack_from(raw)

@@ -19,10 +19,8 @@ class ErasedOffsets:
 
         For a queue that was deleted, alone or with its topic, `low` is 0 while the log has records of that time.
         """
-        queue, was_deleted = (
-            self._queues.get(topic, queue_id),
-            self._records.deleted_up_to(topic) > self._log.min_offset,
-        )
+        queue = self._queues.get(topic, queue_id)
+        was_deleted = self._records.deleted_up_to(topic) > self._log.min_offset
         end = self._last_end(topic, queue_id)
         if queue is None:
             return 0, end if was_deleted else 0

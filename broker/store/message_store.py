@@ -262,9 +262,9 @@ class MessageStore:
         """Truncate a slave's log at the begin of a record; return the file with the removed tail.
 
         The yielded parts have to run on a thread, because they take all of the time. Nothing is appended meanwhile.
-        From the decision on, every change of the store raises LogIsCut, and readers see the state below the truncation
-        offset. In the turn in which this ends, the caller suspends the tables that are ahead of the log, and loads them
-        again. `floor` is the confirmed offset: only an operator truncates below it.
+        From the decision on, every change of the store raises TruncationRunning, and readers see the state below the
+        truncation offset. In the turn in which this ends, the caller suspends the tables that are ahead of the log, and
+        loads them again. `floor` is the confirmed offset: only an operator truncates below it.
 
         Raises TruncationRefused, LogMismatch, StoreFull or another StoreError; then nothing was truncated. After
         StoreNotWritable and unexpected exceptions the truncation is incomplete. The store then rejects appends until

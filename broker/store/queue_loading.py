@@ -44,7 +44,7 @@ class QueueLoading:
         is_unsynced, queue.dirty = queue.dirty or unsynced, False
         is_deleted = self._is_left_over(queue)
         if is_deleted:
-            if is_unsynced:  # else entries may reappear after a power failure, below a checkpoint that vouches for them
+            if is_unsynced:  # cleared entries must not reappear below a later checkpoint after a power failure
                 queue.sync()
             self._queues.discard(queue)
         elif not queue.files:

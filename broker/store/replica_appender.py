@@ -304,48 +304,45 @@ class ReplicaAppender:
         """
         end, file = self._end, self._end.file
         try:
-            parse_description = described.parse_description(description, data)
+            parsed = described.parse_description(description, data)
         except described.DamagedAppend as fault:
             raise self._wrong(str(fault)) from fault
         if file is None or file.writer is None or at != end.appended:
             return False
         if (
             end.position + len(data) > file.size - END_SIZE
-            or file.crc_position + len(parse_description.crc_entries) > file.crc_size
+            or file.crc_position + len(parsed.crc_entries) > file.crc_size
         ):
             return False
-        if parse_description.marks[0] != end.position + 1:
+        if parsed.marks[0] != end.position + 1:
             return False  # the CRC entries are for a file that begins elsewhere
-        run = self._described_run(parse_description, data)
+        run = self._described_run(parsed, data)
         if run is None:
             return False
-        self._write(run, data, parse_description.crc_entries)
+        self._write(run, data, parsed.crc_entries)
         return True
 
-    def _described_run(self, parse_description: described.ParsedDescription, data: bytes | memoryview) -> _Run | None:
+    def _described_run(self, parsed: described.ParsedDescription, data: bytes | memoryview) -> _Run | None:
         """Return a run with its queue entries; None if a file or queue has to be prepared first. Raises LogMismatch."""
-        end, marks, size = self._end, parse_description.marks, len(data)
+        end, marks, size = self._end, parsed.marks, len(data)
         sizes = list(map(sub, (*marks[1:], marks[0] + size), marks))
         begin = end.appended
         if min(sizes) < RECORD_SIZE_MIN or (
-            parse_description.keys
-            and not begin <= min(parse_description.keys) <= max(parse_description.keys) < begin + size
+            parsed.keys and not begin <= min(parsed.keys) <= max(parsed.keys) < begin + size
         ):
             raise self._wrong("the positions of the records differ from the description")
-        queues = self._described_queues(parse_description)
+        queues = self._described_queues(parsed)
         if queues is None or max(sizes) > self._max_record:
             return None
-        run, shift = _Run(parse_description.store_time, end.high_time), begin - end.position - 1
+        run, shift = _Run(parsed.store_time, end.high_time), begin - end.position - 1
         starts, shown = [shift + mark for mark in marks], run.shown
-        lasts = [parse_description.whose.rfind(number) for number in range(len(queues))]
+        lasts = [parsed.whose.rfind(number) for number in range(len(queues))]
         for number, (queue, last) in enumerate(zip(queues, lasts, strict=True)):
             length, _, _, queue_id, _, offset, physical = _unpack_place(data, starts[last] - begin)
-            place = queue.queue_id, queue.end + parse_description.whose.count(number) - 1, starts[last], sizes[last]
+            place = queue.queue_id, queue.end + parsed.whose.count(number) - 1, starts[last], sizes[last]
             if place != (queue_id, offset, physical, length):
                 return None
-        for whose, start, length, code in zip(
-            parse_description.whose, starts, sizes, parse_description.codes, strict=True
-        ):
+        for whose, start, length, code in zip(parsed.whose, starts, sizes, parsed.codes, strict=True):
             queue = queues[whose]
             entry_position, offset = queue.position, queue.end
             assert queue.map is not None
@@ -354,26 +351,29 @@ class ReplicaAppender:
             queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, offset + 1
             shown.append((queue, offset, code))
         run.ends = [*starts[1:], begin + size]
-        if parse_description.store_time < end.last_time and end.position:
+        if parsed.store_time < end.last_time and end.position:
             run.high_time = max(run.high_time, end.last_time)
         for queue, last in zip(queues, lasts, strict=True):
-            run.newest[queue.topic] = max(
-                run.newest.get(queue.topic, (0, 0)), (starts[last], parse_description.store_time)
-            )
-        run.hashes, run.places = list(parse_description.hashes), list(parse_description.keys)
-        run.times = [parse_description.store_time] * len(parse_description.hashes)
+            run.newest[queue.topic] = max(run.newest.get(queue.topic, (0, 0)), (starts[last], parsed.store_time))
+        run.hashes, run.places = list(parsed.hashes), list(parsed.keys)
+        run.times = [parsed.store_time] * len(parsed.hashes)
         return run
 
-    def _described_queues(self, parse_description: described.ParsedDescription) -> list[ConsumeQueue] | None:
+    def _described_queues(self, parsed: described.ParsedDescription) -> list[ConsumeQueue] | None:
         """Return the queues of described records; None unless all exist, have room, and continue as described."""
         queues, marks, begin = list[ConsumeQueue](), self._queues.records.deletion_marks, self._end.appended
-        for number, (name, queue_id, first) in enumerate(parse_description.queues):
+        for number, (name, queue_id, first) in enumerate(parsed.queues):
             topic = self._names.get(name, _NO_TOPIC)
             queue = self._queues.by_id(topic.name).get(queue_id)
-            room = parse_description.whose.count(number) * QUEUE_ENTRY_SIZE
+            space = parsed.whose.count(number) * QUEUE_ENTRY_SIZE
             if topic is _NO_TOPIC or queue is None or queue.end != first or queue in queues:
                 return None
-            if not room or queue.map is None or queue.position + room > queue.limit or begin < marks.get(topic.name, 0):
+            if (
+                not space
+                or queue.map is None
+                or queue.position + space > queue.limit
+                or begin < marks.get(topic.name, 0)
+            ):
                 return None
             queues.append(queue)
         return queues
@@ -388,10 +388,10 @@ class ReplicaAppender:
         begin = self._end.position - start  # offset of `data` relative to the begin of the file
         shift = file.base + begin
         length = min(len(data), file.size - END_SIZE - begin)
-        room = (file.crc_size - file.crc_position) // CRC_ENTRY_SIZE
+        space = (file.crc_size - file.crc_position) // CRC_ENTRY_SIZE
         at, name, topic, stored = start, b"", _NO_TOPIC, _NO_TOPIC
         queues: Mapping[int, ConsumeQueue] = {}
-        while room and (found := _parse(data, view, at, length)) is not None:
+        while space and (found := _parse(data, view, at, length)) is not None:
             body_at, topic_at, name_at, name_end, following, queue_id, offset, physical, store_time = found
             if data[name_at:name_end] != name:
                 name = data[name_at:name_end]
@@ -426,7 +426,7 @@ class ReplicaAppender:
             if store_time < last_time and at + begin:
                 run.high_time = max(run.high_time, last_time)
             last_time = store_time
-            at, room = following, room - 1
+            at, space = following, space - 1
         run.newest[stored.name] = run.last
         run.newest.pop("", None)
         run.last_time = last_time

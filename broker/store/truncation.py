@@ -72,7 +72,7 @@ class TruncationState:
             callback()
 
     def check_whole(self) -> None:
-        """Raise LogIsCut during a truncation."""
+        """Raise TruncationRunning during a truncation."""
         if self.is_running:
             raise TruncationRunning("the log is being truncated: the store accepts no change until that is done")
 

@@ -362,9 +362,9 @@ async def _replace(
 ) -> str:
     async with administer_sets(namesrv, controllers) as (sets, _):
         state = await sets.state(name)
-        removed = state.replica(old)
+        replaced = state.replica(old)
         has_successor = any(one.address == address and one.id != old for one in state.replicas)
-        if removed.address == address and removed.alive and not has_successor:
+        if replaced.address == address and replaced.alive and not has_successor:
             raise Failure(CONFLICT, f"{address} is member {old} itself, and alive: there is nothing to replace")
         new = await sets.wait_until_in_sync(name, address, within, other_than=old)
         await _remove(sets, await sets.state(name), (old,), living=False, yes=yes)

@@ -83,12 +83,12 @@ class StdoutBytes:
         if not self._is_pipe:
             yield
             return
-        loop, task, removed = asyncio.get_running_loop(), asyncio.current_task(), False
+        loop, task, is_disconnected = asyncio.get_running_loop(), asyncio.current_task(), False
         assert task is not None
 
         def stop() -> None:
-            nonlocal removed
-            removed = True
+            nonlocal is_disconnected
+            is_disconnected = True
             loop.remove_reader(self._descriptor)
             task.cancel()
 
@@ -96,7 +96,7 @@ class StdoutBytes:
         try:
             yield
         except asyncio.CancelledError:
-            if not removed:
+            if not is_disconnected:
                 raise
             task.uncancel()
             raise BrokenPipeError("the reader of the output has closed the pipe") from None

@@ -38,10 +38,10 @@ def rows_of_task(
         try:
             raw = files.open_input_file(root + one.key)
         except FileNotFoundError as error:
-            removed = f"{one.key} was deleted after the query was planned: load the frame again"
+            reason = f"{one.key} was deleted after the query was planned: load the frame again"
             if fails_on_data_loss:
-                raise ObjectDeleted(f"{removed}, or set failOnDataLoss=false to skip its rows") from error
-            log.warning("rows are lost: %s", removed)
+                raise ObjectDeleted(f"{reason}, or set failOnDataLoss=false to skip its rows") from error
+            log.warning("rows are lost: %s", reason)
             continue
         with raw, pq.ParquetFile(raw, pre_buffer=True, page_checksum_verification=True) as file:
             for cut in one.cuts:

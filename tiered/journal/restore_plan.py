@@ -55,7 +55,7 @@ def read_basis(source: JournalSource, broker: str, prefix: str = "") -> Basis:
         for _, entry in entries(source, broker, prefix, state.next_seq):
             if isinstance(entry, Topic):
                 deleted[entry.topic] = entry.deleted
-    return Basis(state, sorted(topic for topic, removed in deleted.items() if removed))
+    return Basis(state, sorted(topic for topic, is_deleted in deleted.items() if is_deleted))
 
 
 def plan_restore(

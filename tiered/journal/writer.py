@@ -144,13 +144,13 @@ class JournalWriter:
         with self._lock:
             self.ownership.follow()
             left = {tombstone.topic for tombstone in self.catalog.forgettable()}
-            removed = [topic for topic in topics if topic in left]
-            if removed:
-                self.append(Forget(topics=removed))
+            forgotten = [topic for topic in topics if topic in left]
+            if forgotten:
+                self.append(Forget(topics=forgotten))
             is_new = self.catalog.next_seq > self._open_at and self.named.forget_pending()
-            if removed or is_new:  # `is_new` after an interrupted run
+            if forgotten or is_new:  # `is_new` after an interrupted run
                 self._known.save(self.ownership.epoch)
-            return removed
+            return forgotten
 
     # ---- shortening
 

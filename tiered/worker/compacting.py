@@ -27,7 +27,7 @@ Upload = Callable[[Path, CommittedObject], CommittedObject]
 def make(
     request: frames.Compact, store: ObjectStore, upload: Upload, sizes: GroupSizes, is_wanted: Callable[[], bool]
 ) -> CommittedObject:
-    """Make and upload the object. Raises DamagedObject, NotWanted, or an error of the store."""
+    """Make and upload the object. Raises DamagedObject, Cancelled, or an error of the store."""
     name = request.name
     facts = ObjectFacts.of(name, request.metadata)
     with TemporaryDirectory(prefix=own_prefix("compact"), dir=request.work_dir) as directory:

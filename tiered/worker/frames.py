@@ -242,7 +242,7 @@ def send(sock: socket.socket, message: Message | Reply, descriptor: int | None =
 
 
 def receive(sock: socket.socket) -> tuple[bytes, int | None]:
-    """Return the next message and its descriptor, which the caller closes. Raises PeerGone."""
+    """Return the next message and its descriptor, which the caller closes. Raises PeerDisconnected."""
     head, descriptors, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
     descriptor = descriptors[0] if descriptors else None
     try:
@@ -258,7 +258,10 @@ def receive(sock: socket.socket) -> tuple[bytes, int | None]:
 
 
 def receive_reply(sock: socket.socket) -> bytes:
-    """Return the next message of a worker. Workers send no descriptors; the kernel closes any. Raises PeerGone."""
+    """Return the next message of a worker. Raises PeerDisconnected.
+
+    Workers send no descriptors; the kernel closes any.
+    """
     length, _ = _HEAD.unpack(_exactly(sock, _HEAD.size))
     return _exactly(sock, length)
 

@@ -82,7 +82,7 @@ def compact(
     """Write the inputs' rows to one verified object, without rows below the queues' offsets and erased rows.
 
     Leaves no file behind on failure. Raises DamagedObject if an input differs from its description in the journal, and
-    NotWanted if the object is no longer wanted.
+    Cancelled if the object is no longer wanted.
     """
     try:
         wire_bytes = sum(one.name.wire_bytes for one in inputs)

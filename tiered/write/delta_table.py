@@ -64,7 +64,7 @@ class DeltaTable:
     def __init__(
         self, store: ObjectStore, topic: str, broker: str, *, prefix: str = "", entropy: Entropy = system_entropy
     ) -> None:
-        """Read the log. Raises ForeignTable, Overtaken, and the store's errors."""
+        """Read the log. Raises ForeignTable, CommitConflict, and the store's errors."""
         self._store, self.topic, self._broker = store, topic, broker
         self.root, self._app, self._entropy = table_root(prefix, topic), app_id(broker), entropy
         try:
@@ -118,7 +118,7 @@ class DeltaTable:
     def _commit(self, actions: Sequence[Action], seq: int, time_ms: int, entry: str) -> None:
         """Commit under the next free version. After any error the outcome is unknown until the log is read again.
 
-        Raises Overtaken, ForeignTable, and the store's errors.
+        Raises CommitConflict, ForeignTable, and the store's errors.
         """
         data = self._encoded(actions, seq, time_ms, entry)
         while True:

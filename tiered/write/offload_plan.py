@@ -73,7 +73,7 @@ def plan_topic(
     runs = found.runs
     if not runs:
         return [], []
-    _refuse_restarted_topics(catalog, wanted, runs)
+    _refuse_restarted_topic(catalog, wanted, runs)
     names = []
     start = wanted.start
     borders = _day_borders(hot, wanted.topic, found)
@@ -88,7 +88,7 @@ def plan_topic(
     return names, _gaps(catalog, wanted.topic, runs)
 
 
-def _refuse_restarted_topics(catalog: Catalog, wanted: TopicRange, runs: Mapping[int, EntryRun]) -> None:
+def _refuse_restarted_topic(catalog: Catalog, wanted: TopicRange, runs: Mapping[int, EntryRun]) -> None:
     """Raise TopicUnreadable if a queue begins below archived offsets: an archive can't have an offset twice.
 
     Offsets rise with the log, except in a copy of an Apache master's log: a topic that is deleted and created again
@@ -101,10 +101,10 @@ def _refuse_restarted_topics(catalog: Catalog, wanted: TopicRange, runs: Mapping
             if one.name.end <= wanted.start
         ]
         if older:
-            raise TopicUnreadable(restarted_topics(wanted.topic, queue, max(older)))
+            raise TopicUnreadable(restarted_text(wanted.topic, queue, max(older)))
 
 
-def restarted_topics(topic: str, queue: int, last: int) -> str:
+def restarted_text(topic: str, queue: int, last: int) -> str:
     """Return the reason text for operators."""
     return (
         f"queue {queue} of {topic} was recreated: the archive has offsets up to {last} of one that was deleted; "

@@ -55,9 +55,9 @@ def by_config(mine: Iterable[MessageQueue]) -> Allocation:
     return allocate
 
 
-def machine_room(file_budget: Collection[str]) -> Allocation:
+def machine_room(rooms: Collection[str]) -> Allocation:
     """Assign consecutive queues of the brokers in these rooms; the name of a broker is `room@name`."""
-    allowed = frozenset(file_budget)
+    allowed = frozenset(rooms)
 
     def allocate(client_id: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         members = sorted(set(members))

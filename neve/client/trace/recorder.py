@@ -131,27 +131,19 @@ class ConsumeTraces:
         """Record that the application receives the message."""
         if self._traces is None or message.properties.get(PROPERTY_TRACE_SWITCH) == "false":
             return
-        consumption_started = _Consumption(self._traces.next_id(), self._traces.now_ms())
-        self._running[message.queue, message.queue_offset] = consumption_started
+        consumption = _Consumption(self._traces.next_id(), self._traces.now_ms())
+        self._running[message.queue, message.queue_offset] = consumption
         if len(self._running) > BUFFER_MAX:  # drop the oldest delivery, whose outcome will not be recorded
             self._running.popitem(last=False)
             self._traces.dropped += 1
-        self._traces.add(sub_before(message, self._group, consumption_started.request_id, consumption_started.at))
+        self._traces.add(sub_before(message, self._group, consumption.request_id, consumption.at))
 
     def ended(self, message: Message, how: Ended) -> None:
         """Record the outcome of a delivery; only the first one counts."""
         if self._traces is None:
             return
-        consumption_started = self._running.pop((message.queue, message.queue_offset), None)
-        if consumption_started is not None:
+        consumption = self._running.pop((message.queue, message.queue_offset), None)
+        if consumption is not None:
             now = self._traces.now_ms()
-            self._traces.add(
-                sub_after(
-                    message,
-                    self._group,
-                    consumption_started.request_id,
-                    at=now,
-                    cost=now - consumption_started.at,
-                    ended=how,
-                )
-            )
+            cost = now - consumption.at
+            self._traces.add(sub_after(message, self._group, consumption.request_id, at=now, cost=cost, ended=how))

@@ -82,9 +82,9 @@ def found_in(catalog: Catalog, broker: str, rows: Rows, may_hold: MayHold) -> Fo
         places = _Places()
         missing: dict[int, list[Span]] = {}
         for queue, spans in queues.items():
-            removed = list(_place_live(catalog, topic, queue, spans, places))
-            gaps = catalog.queue(topic, queue).gap_spans() if removed else []
-            rest = [left for span in removed for left in without(*span, gaps)]
+            unplaced = list(_place_live(catalog, topic, queue, spans, places))
+            gaps = catalog.queue(topic, queue).gap_spans() if unplaced else []
+            rest = [left for span in unplaced for left in without(*span, gaps)]
             if rest:
                 missing[queue] = rest
         if missing:

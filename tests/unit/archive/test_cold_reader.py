@@ -150,13 +150,13 @@ def test_next_location_is_looked_up_once_not_at_each_pull(monkeypatch: pytest.Mo
 
 def test_read_ahead_without_room_is_retried() -> None:
     catalog = catalog_of(8)
-    one, file_budget = catalog.find("t", 0, 0), [False] * 3 + [True] * 9
+    one, rooms = catalog.find("t", 0, 0), [False] * 3 + [True] * 9
     assert isinstance(one, Location)
     known, asked = ReadAhead().note(("g", "t", 0, None), one, 0), list[int]()
 
     def fetch(location: Location) -> bool:
         asked.append(location.row_group)
-        return file_budget.pop(0)
+        return rooms.pop(0)
 
     known.window = 2 * one.group.wire_bytes
     for _ in range(60):

@@ -27,7 +27,7 @@ class Worker:
         self.poison = poison
         self.asked: list[str] = []
         self.pending: list[tuple[frames.EncodeUpload, Future[Any]]] = []
-        self.hung = self.file_budget = 0
+        self.hung = self.rooms = 0
         self.told: list[frames.GiveUp] = []
         self.patience = Patience(10.0, 2)
         self.is_to_give_way = False
@@ -68,7 +68,7 @@ class Worker:
         self.die()
 
     def make_room(self) -> None:
-        self.file_budget += 1
+        self.rooms += 1
         self.is_to_give_way = self.is_slow = False  # for later requests
         owed, self.pending = self.pending, []
         for _, future in owed:
@@ -193,7 +193,7 @@ def test_starved_worker_hands_its_requests_to_the_next() -> None:
     pipeline = worker.pipeline()
     begin(pipeline, "ab", "c")
     assert all_done(pipeline) == dict.fromkeys("abc", "CommittedObject")
-    assert (worker.asked, worker.hung, worker.file_budget) == (["ab", "c", "ab", "c"], 0, 1), "it dies of nothing"
+    assert (worker.asked, worker.hung, worker.rooms) == (["ab", "c", "ab", "c"], 0, 1), "it dies of nothing"
 
 
 def test_cancelled_fetch_is_never_requested() -> None:

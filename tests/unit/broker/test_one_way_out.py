@@ -29,8 +29,8 @@ OWN_TOPICS = {
 }
 
 
-def modules(*file_budget: Path) -> Iterator[tuple[Path, ast.Module]]:
-    for room in file_budget:
+def modules(*rooms: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for room in rooms:
         for path in sorted(room.rglob("*.py")):
             if not path.is_relative_to(READING):
                 yield path.relative_to(ROOT), ast.parse(path.read_text("utf-8"))

@@ -74,12 +74,12 @@ def test_closed_delivery_queue_delivers_nothing_until_reopened() -> None:
 
 
 def test_discarded_messages_release_their_buffer_space() -> None:
-    file_budget = []
-    buffer = DeliveryBuffer(lambda: file_budget.append(1))
+    rooms = []
+    buffer = DeliveryBuffer(lambda: rooms.append(1))
     delivery = DeliveryQueue()
     buffer.put(delivery, [message(0), message(1)])
     assert [one.queue_offset for one in buffer.discard(delivery)] == [0, 1]
-    assert (buffer.count, buffer.bytes, delivery.waiting_bytes, len(file_budget)) == (0, 0, 0, 1)
+    assert (buffer.count, buffer.bytes, delivery.waiting_bytes, len(rooms)) == (0, 0, 0, 1)
     assert taken(buffer) == []
 
 

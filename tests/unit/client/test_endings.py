@@ -50,11 +50,11 @@ def pending() -> PendingWork:
 
 async def cancelled_with_cleanup(work: Callable[[Callable[[], Awaitable[None]]], Awaitable[object]]) -> None:
     """Cancel `work` while its handler runs, and check that the handler cleans up before `work` ends."""
-    consumption_started, is_clean = asyncio.Event(), False
+    started, is_clean = asyncio.Event(), False
 
     async def handler() -> None:
         nonlocal is_clean
-        consumption_started.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -63,7 +63,7 @@ async def cancelled_with_cleanup(work: Callable[[Callable[[], Awaitable[None]]],
             is_clean = True
 
     running = asyncio.ensure_future(work(handler))
-    await consumption_started.wait()
+    await started.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -106,14 +106,14 @@ class ConsumerParts:
         raise AssertionError("no broker asks")
 
 
-async def consumption_started(world: ConsumerParts) -> None:
+async def started(world: ConsumerParts) -> None:
     await world.life.enter()
     await world.job_begun.wait()
 
 
 async def test_lifecycle_runs_from_open_to_leave_and_closes_once() -> None:
     world = ConsumerParts()
-    await consumption_started(world)
+    await started(world)
     await world.life.start()  # idempotent
     await asyncio.gather(*(world.life.close(current_owner()) for _ in range(3)))
     assert world.seen == LIFE
@@ -122,7 +122,7 @@ async def test_lifecycle_runs_from_open_to_leave_and_closes_once() -> None:
 
 async def test_close_waits_for_owned_messages_and_settlements_before_jobs_end() -> None:
     world = ConsumerParts()
-    await consumption_started(world)
+    await started(world)
     handled, told = asyncio.Event(), asyncio.Event()
 
     async def then(event: asyncio.Event, what: str) -> None:

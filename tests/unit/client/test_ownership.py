@@ -40,12 +40,12 @@ class Handler:
     """Processes a message until `resume` is set."""
 
     def __init__(self) -> None:
-        self.consumption_started, self.resume = asyncio.Event(), asyncio.Event()
+        self.started, self.resume = asyncio.Event(), asyncio.Event()
         self.offsets: list[int] = []
 
     async def __call__(self, message: Received) -> None:
         self.offsets.append(message.queue_offset)
-        self.consumption_started.set()
+        self.started.set()
         await self.resume.wait()
 
 
@@ -59,7 +59,7 @@ async def test_close_waits_for_the_handler_and_commits_before_it_leaves(fake_clu
         consumer = client.consumer("g", "t", start="earliest", in_order=in_order)
         await consumer.start()
         running = asyncio.create_task(consumer.run(handler))
-        await handler.consumption_started.wait()
+        await handler.started.wait()
         closing = asyncio.create_task(consumer.close())
         await until(lambda: consumer.is_closed)
         await client.send("t", b"a round trip")
@@ -96,7 +96,7 @@ async def test_message_owned_after_the_close_timeout_keeps_its_queue_locked(fake
         consumer = client.consumer("g", "t", start="earliest", in_order=True, close_timeout=0.02)
         await consumer.start()
         running = asyncio.create_task(consumer.run(handler))
-        await handler.consumption_started.wait()
+        await handler.started.wait()
         await consumer.close()
         assert broker.offsets.get("t", 0) == 0
         assert [queue["topic"] for queue in broker.unlocked] == ["%RETRY%g"]
@@ -123,7 +123,7 @@ async def test_cancelled_caller_of_close_does_not_stop_it(fake_cluster: Any) -> 
         consumer = client.consumer("g", "t", start="earliest")
         await consumer.start()
         running = asyncio.create_task(consumer.run(handler))
-        await handler.consumption_started.wait()
+        await handler.started.wait()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await consumer.close()
@@ -139,7 +139,7 @@ async def test_waiting_receive_ends_at_close(fake_cluster: Any) -> None:
         consumer = client.consumer("g", "t", start="earliest")
         await consumer.start()
         running = asyncio.create_task(consumer.run(handler))
-        await handler.consumption_started.wait()
+        await handler.started.wait()
         waiting = asyncio.create_task(consumer.receive())
         await client.send("t", b"a round trip")
         closing = asyncio.create_task(consumer.close())
@@ -155,7 +155,7 @@ async def test_close_of_a_pop_consumer_waits_for_handlers_and_returns_the_rest(f
         consumer = client.pop_consumer("g", "t", start="earliest")
         await consumer.start()
         running = asyncio.create_task(consumer.run(handler))
-        await handler.consumption_started.wait()
+        await handler.started.wait()
         closing = asyncio.create_task(consumer.close())
         await until(lambda: len(broker.let_go) == 2)
         assert UNREGISTER not in cluster.brokers[0].codes()
@@ -291,16 +291,16 @@ async def test_iteration_acknowledges_only_messages_of_the_same_task(fake_cluste
         connect(cluster.namesrv.address) as client,
         client.consumer("g", "t", start="earliest") as consumer,
     ):
-        consumption_started, resume = asyncio.Event(), asyncio.Event()
+        started, resume = asyncio.Event(), asyncio.Event()
 
         async def slow() -> None:
             assert (await anext(consumer)).queue_offset == 0
-            consumption_started.set()
+            started.set()
             await resume.wait()
             assert (await anext(consumer)).queue_offset == 3
 
         slowly = asyncio.create_task(slow())
-        await consumption_started.wait()
+        await started.wait()
         (queue,) = consumer.assigned
         assert (await anext(consumer)).queue_offset == 1
         assert (await anext(consumer)).queue_offset == 2
@@ -471,18 +471,18 @@ def test_iteration_in_a_thread_acknowledges_only_its_own_messages(fake_cluster: 
 
     def use(client: sync.Client) -> None:
         with client.consumer("g", "t", start="earliest") as consumer:
-            consumption_started, resume = threading.Event(), threading.Event()
+            started, resume = threading.Event(), threading.Event()
 
             def slow() -> None:
                 for message in consumer:
                     if message.queue_offset == 3:
                         return  # a thread that ends acknowledges nothing
-                    consumption_started.set()
+                    started.set()
                     assert resume.wait(LIMIT_S)
 
             slowly = threading.Thread(target=slow)
             slowly.start()
-            assert consumption_started.wait(LIMIT_S)
+            assert started.wait(LIMIT_S)
             messages = iter(consumer)
             for _ in range(2):
                 next(messages)
@@ -562,18 +562,18 @@ async def test_iterating_thread_ends_when_the_client_is_closed(fake_cluster: Any
     async with fake_cluster(GroupBroker(1)) as cluster:
         client = await asyncio.to_thread(sync.connect, cluster.namesrv.address)
         seen: list[int] = []
-        consumption_started = threading.Event()
+        started = threading.Event()
 
         def iterate() -> None:
             with client.consumer("g", "t", start="earliest") as consumer:
                 for message in consumer:
                     seen.append(message.queue_offset)
-                    consumption_started.set()
+                    started.set()
             seen.append(-1)
 
         thread = threading.Thread(target=iterate)
         thread.start()
-        assert await asyncio.to_thread(consumption_started.wait, LIMIT_S)
+        assert await asyncio.to_thread(started.wait, LIMIT_S)
         await asyncio.to_thread(client.close)
         await asyncio.to_thread(thread.join, LIMIT_S)
         assert seen == [0, -1]

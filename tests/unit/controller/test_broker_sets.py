@@ -1,4 +1,4 @@
-"""Tests of BrokerSets with a register that has concurrent writers, loses answers, or is unavailable."""
+"""Tests of SetRegistry with a register that has concurrent writers, loses answers, or is unavailable."""
 
 from __future__ import annotations
 
@@ -264,14 +264,14 @@ async def test_disconnect_is_published_before_other_reports_are_read() -> None:
 async def test_tell_others_publishes_an_emptied_set_once() -> None:
     world = RegisteredSets()
     await world.joined(1, 2)
-    await world.sets.notify_others()
+    await world.sets.publish_all()
     assert world.others.told == {"b": {1, 2}}
     await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
     assert world.liveness.names() == set()
-    await world.sets.notify_others()
+    await world.sets.publish_all()
     assert world.others.told == {"b": set()}
     world.others.told.clear()
-    await world.sets.notify_others()
+    await world.sets.publish_all()
     assert world.others.told == {}
 
 
@@ -323,7 +323,7 @@ async def test_failed_publication_of_one_set_does_not_block_other_sets() -> None
         world.others.told.clear()
         world.others.unsayable = name
         with pytest.raises(RegisterUnavailable, match=name):
-            await world.sets.notify_others()
+            await world.sets.publish_all()
         assert world.others.told == {other: {1} for other in names if other != name}
 
 
@@ -350,7 +350,7 @@ async def test_slow_publication_of_one_set_does_not_delay_other_sets() -> None:
         await publish(name, living)
 
     others.publish = slow  # type: ignore[method-assign]
-    telling = asyncio.ensure_future(world.sets.notify_others())
+    telling = asyncio.ensure_future(world.sets.publish_all())
     await until(lambda: len(others.told) == 2, "two of three are told")
     gate.set()
     await telling
