@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-PAGES = Path(__file__).parents[2] / "docs" / "analyse"
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+from tests.kit.docs.page import DOCS, Page
+
+PAGES = DOCS / "analyse"
 #: Values that differ from run to run: days, months and sizes.
 _CHANGING = re.compile(r"\d{4}-\d\d(-\d\d)?|\d+(\.\d+)? ([KMG]i)?B\b")
 
@@ -24,16 +24,15 @@ class Block:
 def blocks(page: str) -> list[Block]:
     """Return the blocks of a page of docs/analyse in their order; a block `text` is the output of a program."""
     found: list[Block] = []
-    for fence in _FENCE.finditer((PAGES / page).read_text()):
-        text = re.sub(rf"^{fence['indent']}", "", fence["text"], flags=re.MULTILINE)
-        if fence["language"] == "console":
+    for language, _, text in Page(f"analyse/{page}").fences():
+        if language == "console":
             for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
                 command, _, output = part.partition("\n")
                 found.append(Block("console", command, output))
-        elif fence["language"] == "text" and found and found[-1].language == "python":
+        elif language == "text" and found and found[-1].language == "python":
             found[-1].output = text
         else:
-            found.append(Block(fence["language"], text))
+            found.append(Block(language, text))
     return found
 
 

@@ -16,34 +16,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.docs.page import Page
+
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "get-started" / "install.md").read_text("utf-8")
+PAGE = Page("get-started/install.md")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 WHEEL = f"neve-{PROJECT['version']}-py3-none-any.whl"
 #: Pip reads its options from the environment: no index, no dependencies, hatchling from the environment of the tests.
 PIP = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def steps(heading: str) -> list[tuple[str, list[str]]]:
-    """Return the commands of a section with the lines that each prints."""
-    section = re.split(r"^## ", PAGE.partition(f"## {heading}\n")[2], flags=re.MULTILINE)[0]
-    found = []
-    for block in re.findall(r"^ *```console\n(.*?)^ *```$", section, re.MULTILINE | re.DOTALL):
-        for command in re.split(r"^ *\$ ", block, flags=re.MULTILINE)[1:]:
-            line, *expected = command.splitlines()
-            found.append((line, expected))
-    return found
-
-
 def test_page_lists_the_extras_for_users() -> None:
-    listed = re.findall(r"^\| .* \| `(\w+)` \|$", PAGE, re.MULTILINE)
+    listed = re.findall(r"^\| .* \| `(\w+)` \|$", PAGE.text, re.MULTILINE)
     assert sorted([*listed, "dev"]) == sorted(PROJECT["optional-dependencies"])
 
 
 def test_wheel_is_built_installed_checked_and_removed(tmp_path: Path) -> None:
-    (make, no_output), _checkout = steps("Install from a checkout")
-    (build, _), (install, _) = steps("Install from a wheel")
-    (remove, _) = steps("Upgrade and uninstall")[0]
+    (make, no_output), _checkout = PAGE.steps("Install from a checkout")
+    (build, _), (install, _) = PAGE.steps("Install from a wheel")
+    (remove, _) = PAGE.steps("Upgrade and uninstall")[0]
     home = tmp_path / "opt"
     imported = tmp_path / "imported"
     imported.mkdir()
@@ -65,7 +56,7 @@ def test_wheel_is_built_installed_checked_and_removed(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
     assert no_output == []
     assert (tmp_path / "dist" / WHEEL).exists()
-    (version, (printed,)), (broker, error) = steps("Check the installation")
+    (version, (printed,)), (broker, error) = PAGE.steps("Check the installation")
     assert run(version).stdout.splitlines() == [printed]
     done = run(broker)
     assert done.returncode == 2
@@ -77,6 +68,6 @@ def test_wheel_is_built_installed_checked_and_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heading", ["Install from a checkout", "Install from an index of your own"])
 def test_requirements_name_extras_of_the_project(heading: str) -> None:
     """These commands need an index, so only their requirements are checked."""
-    (command, _) = steps(heading)[-1]
+    (command, _) = PAGE.steps(heading)[-1]
     (extra,) = re.findall(r"\[(\w+)\]", command)
     assert extra in PROJECT["optional-dependencies"]

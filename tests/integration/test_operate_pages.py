@@ -7,11 +7,9 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -22,12 +20,12 @@ from neve.cli.store import open_source
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from tests.kit.clock.waiting import wait_until
+from tests.kit.docs.page import Page, Step
 from tests.kit.server.neve import NeveServer, Serving, settings_as_options
 from tests.kit.server.processes import free_ports
 from tests.kit.server.requests import ask
 
 pytestmark = pytest.mark.servers
-PAGES = Path(__file__).parents[2] / "docs" / "operate"
 _S = 120.0
 #: Patterns of output that differs between runs, with replacements.
 VARYING = (
@@ -43,33 +41,6 @@ VARYING = (
     (r"dir:[\w/.-]+", "STORE"),
     (r" +", " "),
 )
-
-
-class Step(NamedTuple):
-    """A command of a page and the lines that it prints."""
-
-    command: str
-    printed: list[str]
-
-
-def page(name: str) -> str:
-    return (PAGES / f"{name}.md").read_text("utf-8")
-
-
-def blocks(text: str, language: str) -> list[str]:
-    """Return the code blocks of a language, also those in lists."""
-    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(block) for _, block in found]
-
-
-def steps(text: str) -> list[Step]:
-    found: list[Step] = []
-    for line in "".join(blocks(text, "console")).splitlines():
-        if line.startswith("$ "):
-            found.append(Step(line[2:], []))
-        else:
-            found[-1].printed.append(line)
-    return found
 
 
 def shape(line: str) -> str:
@@ -92,8 +63,8 @@ def run(command: str, server: Serving, directory: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def follow(text: str, server: Serving, directory: Path) -> None:
-    for command, printed in steps(text):
+def follow(page: Page, server: Serving, directory: Path) -> None:
+    for command, printed in page.steps():
         found = run(command, server, directory)
         assert [shape(line) for line in found] == [shape(line) for line in printed], f"{command}\n" + "\n".join(found)
 
@@ -119,7 +90,7 @@ def server(tmp_path: Path) -> Iterator[NeveServer]:
 def test_commands_of_a_page_print_what_it_shows(name: str, server: NeveServer, tmp_path: Path) -> None:
     if name == "groups-replay-dlq":
         make_dead_letters(server)
-    follow(page(name), server, tmp_path)
+    follow(Page(f"operate/{name}.md"), server, tmp_path)
 
 
 def test_commands_of_the_runbooks_run(server: NeveServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -127,7 +98,7 @@ def test_commands_of_the_runbooks_run(server: NeveServer, monkeypatch: pytest.Mo
     run("neve topic create orders --queues 1 && seq 9 | neve produce orders --quiet", server, tmp_path)
     run("neve consume orders --group billing --count 5", server, tmp_path)
     monkeypatch.setenv("NAMESRV_ADDR", server.namesrv)
-    quoted = dict.fromkeys(re.findall(r"`((?:neve|curl) [^`]+)`", page("runbooks")))
+    quoted = dict.fromkeys(re.findall(r"`((?:neve|curl) [^`]+)`", Page("operate/runbooks.md").text))
     elsewhere = re.compile(r"broker-set|neve doctor -c|DIR|--json|127.0.0.1:10913/set|neve archive`?$")
     commands = [one for one in quoted if not elsewhere.search(one)]
     assert len(commands) > 15
@@ -142,7 +113,7 @@ def test_commands_of_the_runbooks_run(server: NeveServer, monkeypatch: pytest.Mo
 
 
 def test_restore_page_recovers_a_broker_from_its_bucket(tmp_path: Path) -> None:
-    dry_run, restore, *checks = steps(page("backup-restore"))
+    dry_run, restore, *checks = Page("operate/backup-restore.md").steps()
     store = tmp_path / "archive"
     with NeveServer(tmp_path, store=f"dir:{store}", settings={"statePeriod": "100"}) as lost:
         run("neve topic create orders --queues 1", lost, tmp_path)

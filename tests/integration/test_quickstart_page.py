@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.docs.page import Page
 from tests.kit.server.neve import NeveServer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "get-started" / "quickstart.md").read_text("utf-8")
+PAGE = Page("get-started/quickstart.md")
 ARCHIVE = "/tmp/neve-archive"
 NAME_SERVER = "127.0.0.1:9876"
 pytestmark = pytest.mark.servers
@@ -22,11 +23,10 @@ pytestmark = pytest.mark.servers
 
 def steps() -> Iterator[tuple[str, list[str]]]:
     """Yield each command with the lines that it prints, and each program as (its file, its lines)."""
-    for language, file, block in re.findall(
-        r'^```(console|python)(?: title="([^"]*)")?\n(.*?)^```$', PAGE, re.M | re.S
-    ):
+    for language, file, block in PAGE.fences():
         if language == "python":
             yield file, block.splitlines()
+        if language != "console":
             continue
         for command in re.split(r"^\$ ", block, flags=re.M)[1:]:
             line, *expected = command.splitlines()

@@ -35,7 +35,7 @@ class SecuredCluster:
             "127.0.0.1:10913": f"127.0.0.1:{admin}",
             "/etc/neve": str(root / "etc"),
             "/var/lib/neve": str(root / "data"),
-            "/root/adminToken": str(root / "adminToken"),
+            "./adminToken": str(root / "adminToken"),
         }
         (root / "etc").mkdir()
         tools = root / "tools"

@@ -13,11 +13,11 @@ import pytest
 
 from bench import jvm
 from tests.kit.clock.waiting import wait_until
+from tests.kit.docs.page import Page
 from tests.kit.server.go_build import find_go
 from tests.kit.server.neve import NeveServer
 
 pytestmark = pytest.mark.servers
-PAGES = Path(__file__).parents[2] / "docs" / "develop"
 COMMAND_S = 300
 COMMIT_S = 60  # A push consumer commits every 5 s.
 
@@ -32,7 +32,7 @@ class Reader:
     """Executes the commands of a page in a directory of their own."""
 
     def __init__(self, page: str, directory: Path, namesrv: str) -> None:
-        self._text = (PAGES / page).read_text("utf-8")
+        self._page = Page(f"develop/{page}")
         self.directory = directory
         found = f"{Path(sys.executable).parent}:{Path(find_go('go')).parent}:{os.environ['PATH']}"
         # The logs of Java clients are below user.home.
@@ -40,8 +40,7 @@ class Reader:
         self._env = {**os.environ, "PATH": found, "NAMESRV_ADDR": namesrv, "JDK_JAVA_OPTIONS": java}
 
     def blocks(self, language: str) -> list[str]:
-        found = re.findall(r"^```(\w*)\n(.*?)^```$", self._text, re.MULTILINE | re.DOTALL)
-        return [code for name, code in found if name == language]
+        return self._page.blocks(language=language)
 
     def commands(self) -> list[list[str]]:
         """Return the lines of each block of commands after the one that starts the server."""

@@ -13,6 +13,18 @@ from typing import NamedTuple
 
 DOCS = Path(__file__).parents[3] / "docs"
 _S = 120.0
+_FENCE = re.compile(
+    r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"]*)")?\n(?P<text>.*?)^(?P=indent)```$',
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Fence(NamedTuple):
+    """A code block, without its indentation."""
+
+    language: str
+    title: str
+    text: str
 
 
 class Step(NamedTuple):
@@ -34,17 +46,24 @@ class Page:
         assert found is not None, heading
         return found[2]
 
-    def blocks(self, heading: str, language: str = "") -> list[str]:
-        """Return the code blocks of a language in a section, without their indentation."""
-        found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", self.section(heading), re.MULTILINE | re.DOTALL)
-        return [textwrap.dedent(block) for _, block in found]
+    def fences(self, heading: str | None = None) -> list[Fence]:
+        """Return the code blocks of a section, or of the page, in their order."""
+        text = self.text if heading is None else self.section(heading)
+        return [
+            Fence(one["language"], one["title"] or "", textwrap.dedent(one["text"])) for one in _FENCE.finditer(text)
+        ]
+
+    def blocks(self, heading: str | None = None, language: str = "") -> list[str]:
+        """Return the code blocks of a language."""
+        return [one.text for one in self.fences(heading) if one.language == language]
 
     def commands(self, heading: str) -> list[str]:
         """Return the lines of the blocks without a language, without comments."""
         lines = [line for block in self.blocks(heading) for line in block.splitlines()]
         return [line.partition("   ")[0].strip() for line in lines]
 
-    def steps(self, heading: str) -> list[Step]:
+    def steps(self, heading: str | None = None) -> list[Step]:
+        """Return the commands of the `console` blocks."""
         found: list[Step] = []
         for block in self.blocks(heading, "console"):
             for line in block.splitlines():
