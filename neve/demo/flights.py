@@ -37,7 +37,7 @@ Rows = Sequence[tuple[Any, ...]]
 
 
 class Different(Exception):
-    """A result differs from the source data."""
+    """A result differs from the source data, or a step that leads to it failed."""
 
 
 def load(limit: int | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -46,7 +46,7 @@ def tour(store: str, limit: int | None, *, keep: bool, report: Path) -> None:
     """Run the demo and write its report.
 
     Raises:
-        Failure: a result differs from the source data, or a server does not start.
+        Failure: a result differs from the source data, or a step fails.
     """
     story, results, began = Story(), Results(), system_monotonic()
     flights, weather = data.load(limit)
@@ -67,7 +67,7 @@ def tour(store: str, limit: int | None, *, keep: bool, report: Path) -> None:
             _replay(story, servers, flights)
             _query(story, servers, results, flights, weather)
         except Different as difference:
-            raise Failure(FAILED, f"a result differs from the source data: {difference}") from difference
+            raise Failure(FAILED, f"the demo failed: {difference}") from difference
     seconds = system_monotonic() - began
     story.section("Result")
     story.line(f"everything that came back is what went in: {len(story.proven)} comparisons, {seconds:.0f} s in all")
